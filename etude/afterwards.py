@@ -1,4 +1,4 @@
-"""What can be done with what a command has left: two or three commands, in a last line each."""
+"""The next commands after a command has finished: two or three, one line each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Step = tuple[str, str]
 
 
 def show(steps: Sequence[Step]) -> None:
-    """Prints the commands under each other, each with a remark that a shell leaves out, so that a line can be
-    pasted."""
+    """Prints one command per line, each with a remark as a shell comment, so that a line can be pasted."""
     width = max((len(command) for command, _ in steps), default=0)
     for number, (command, remark) in enumerate(steps):
         print(f"{'' if number else 'next:':7} {command:{width}}   # {remark}", flush=True)
@@ -28,10 +27,10 @@ def of_agent(root: Path) -> list[Step]:
     if not (checkpoints / "final").is_dir():
         return []
     before_option = " --before sft" if (checkpoints / "sft").is_dir() else ""
-    comparison = ", beside what it was before RL" if before_option else ""
+    comparison = ", before RL and after it" if before_option else ""
     return [
         (f"etude play {run_path}{before_option}", f"watch the agent solve a task{comparison}"),
-        (f"etude eval {run_path}{before_option}", "how often it solves held-out tasks, with intervals"),
+        (f"etude eval {run_path}{before_option}", "success on held-out tasks, with intervals"),
         ("etude explore", "in a browser: the agent token by token, and every technique"),
     ]
 
@@ -46,7 +45,7 @@ def of_technique(entry: catalog.Technique) -> list[Step]:
     if entry.lesson is not None:
         steps.append((f"etude lesson {int(Path(entry.lesson).name.partition('_')[0])}", "its lesson, in Jupyter"))
     if entry.page is not None:
-        steps.append(("etude explore", f"play with it: the page {entry.page}"))
+        steps.append(("etude explore", f"its interactive page, {entry.page}"))
     return steps
 
 
@@ -55,7 +54,7 @@ def of_figure(entry: catalog.Experiment, quick: bool) -> list[Step]:
     techniques = [
         technique for technique in catalog.TECHNIQUES if technique.sim == entry.sim and technique.name != "recipe"
     ]
-    steps = [(f"etude figure {entry.name}", "the whole experiment, which gives verdicts")] if quick else []
+    steps = [(f"etude figure {entry.name}", "the full experiment, which gives verdicts")] if quick else []
     steps.append((f"etude claims --figure {entry.name}", "the committed measurement and its verdicts"))
     return steps + [
         (f"etude run {technique.name}", f"the technique behind it: {technique.ref or technique.sim}")
@@ -72,7 +71,7 @@ def of_full(root: Path, agent: bool) -> list[Step]:
     if agent:
         return [
             (f"etude play {checkpoint_path}", "watch the agent solve a task"),
-            (f"etude eval {checkpoint_path}", "how often it solves held-out tasks"),
+            (f"etude eval {checkpoint_path}", "success on held-out tasks"),
         ]
     return [(f"etude eval base {checkpoint_path}", "knowledge, state tracking and codebase NLL of the model")]
 
@@ -83,7 +82,7 @@ def of_eval(where: Path | None, before: str | None) -> list[Step]:
     steps = [(" ".join(["etude play", *words]), "watch it solve a task")]
     if before is None and where is not None and (where / "checkpoints" / "sft").is_dir():
         steps.append(
-            (" ".join(["etude eval", *words, "--before sft"]), "beside what it was before RL, on the same tasks")
+            (" ".join(["etude eval", *words, "--before sft"]), "compare with the agent before RL, on the same tasks")
         )
     return steps
 
@@ -102,9 +101,9 @@ def of_tasks(out: Path, checked: bool) -> list[Step]:
     """After tasks were made, or checked."""
     folder_path = shlex.quote(str(out))
     recipes_option = "" if folder_path == "tasks" else f" --recipes {folder_path}"
-    steps = [] if checked else [(f"etude tasks check {folder_path}", "make them again, and grade each")]
+    steps = [] if checked else [(f"etude tasks check {folder_path}", "make the tasks again, and grade each")]
     return [
         *steps,
-        (f"etude tasks levels {folder_path}", "how hard they are"),
-        (f"etude tasks try TASK --model oracle{recipes_option}", "a task, solved in a sandbox by the original code"),
+        (f"etude tasks levels {folder_path}", "sort them by difficulty"),
+        (f"etude tasks try TASK --model oracle{recipes_option}", "solve a task in a sandbox with the original code"),
     ]

@@ -80,41 +80,40 @@ class Async:
     """Seed of all random numbers. Which weights sample which token also depends on the machine's pace; the journal
     keeps it."""
     staleness: int = 2
-    """Greatest age, in updates, of a token that is trained on (S). 0: the synchronous loop."""
+    """Maximum age, in updates, of a token that is trained on (S). 0: the synchronous loop."""
     workers: int = 2
     """Processes that sample, one thread each."""
     slots: int = 64
-    """Conversations that a worker holds at a time, those that wait for a tool included."""
+    """Concurrent conversations per worker, including those that wait for a tool."""
     tool_s: float = 0.2
     """Mean time of a tool in seconds, log-normal with σ = 1."""
     timeout: float = 10.0
-    """Seconds of silence after which a worker is given up."""
+    """Seconds without a heartbeat after which a worker is replaced."""
     tool_deadline: float = 60.0
-    """Seconds that a call of an environment may take; then it has failed, and its episode is tried again."""
+    """Time limit of an environment's call, in seconds; after it the call has failed, and the episode is retried."""
     standby: int = 0
-    """Processes more that hold the weights and play nothing until a worker dies; one of them then takes its place."""
+    """Standby processes, which hold the weights and replace a worker that dies."""
     store: str = ""
-    """Where weights and records of groups lie: a folder, or an address such as s3://bucket/run; by default the run's
-    own folder."""
+    """Store of weights and records of groups: a folder, or an address such as s3://bucket/run; by default the run's
+    folder."""
     trainers: int = 1
-    """Processes that train. More than one are a group of ranks, each with a part of the network and of a step's
+    """Processes that train. More than one form a group of ranks, each with a part of the network and of a step's
     rollouts."""
     cluster: Cluster = field(default_factory=Cluster)
     """The ranks of such a group."""
     evaluate_every: int = 0
-    """Steps from one version that is measured on the held-out tasks, while training goes on, to the next; 0: only
-    before and after."""
+    """Steps between evaluations on the held-out tasks during training; 0: only before and after."""
     engine: Literal["own", "vllm"] = "own"
-    """What workers sample with: this project's engine, or vLLM, which wants an environment of its own and a dense
+    """Inference engine of the workers: this project's, or vLLM, which needs a separate environment and a dense
     network."""
     join: Literal["self", "none"] = "self"
     """How contexts are joined: by self-summaries, or not at all."""
     heldout: int = 100
-    """Held-out tasks before and after; 0: none."""
+    """Number of held-out tasks before and after; 0: none."""
     samples: int = 4
-    """Rollouts of each."""
+    """Rollouts per held-out task."""
     rl: Settings = field(default_factory=lambda: Settings(steps=30, decay=15, payment=Payment(), replay="filtered"))
-    """What synchronous RL is told as well."""
+    """Settings that synchronous RL has, too."""
 
     def __post_init__(self):
         for name, least in {
@@ -134,13 +133,12 @@ class Async:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
         if self.rl.feedback.weight:
             raise ValueError(
-                f"rl.feedback.weight must be 0 where services train: hints are not sent between them; "
-                f"got {self.rl.feedback.weight}"
+                f"rl.feedback.weight must be 0 in asynchronous RL, whose services do not exchange "
+                f"hints; got {self.rl.feedback.weight}"
             )
         if self.rl.shuffle_rewards:
             raise ValueError(
-                "rl.shuffle_rewards is a control of runs that go on in step, and needs the whole "
-                "step's rollouts; use --scale small"
+                "rl.shuffle_rewards needs all rollouts of a step at once; use synchronous RL, such as etude run recipe"
             )
         for name in ("timeout", "tool_deadline"):
             if not getattr(self, name) > 0:
@@ -153,10 +151,7 @@ class Async:
             except ValueError as error:
                 raise ValueError(f"cluster: {error}") from None
             if self.trainers == 1 and self.cluster.dtype != "float32":
-                raise ValueError(
-                    f"a single rank gathers no weights to compute in {self.cluster.dtype}: "
-                    f"cluster.dtype must be float32"
-                )
+                raise ValueError(f"cluster.dtype must be float32 with a single rank, got {self.cluster.dtype}")
 
     @property
     def grouped(self) -> bool:
@@ -257,12 +252,14 @@ def run(run: Run, config: Async) -> dict:
         cluster.imported()
     tasks = CheckpointTasks(c, length="cluster.length")
     if c.cluster.backend == "nccl" and c.runtime == "local" and torch.cuda.device_count() < c.trainers:
+        gpu_count = torch.cuda.device_count()
+        hint = "on one GPU: --set trainers=1; " if gpu_count else ""
         raise RunError(
-            f"{c.trainers} trainers over nccl need as many GPUs, and this machine has "
-            f"{torch.cuda.device_count()}; see cluster.backend"
+            f"{c.trainers} trainers over nccl need as many GPUs, and this machine has {gpu_count}; "
+            f"{hint}on CPUs: --set cluster.backend=gloo"
         )
     if c.grouped and (experts := config_of(c.checkpoint).num_experts) % c.cluster.ep:
-        raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {experts} experts")
+        raise RunError(f"cluster.ep={c.cluster.ep} must divide the network's {experts} experts; see --set cluster.ep=…")
     try:
         plan = Plan(
             folder,

@@ -1,5 +1,5 @@
-"""The table technique → source, code, experiment, lesson. The command line, the README, the pages of docs/ and the
-tests read it.
+"""The table of techniques with their sources, code, experiments and lessons. The command line, the README, docs/ and
+the tests read it.
 
 A path is listed only if the file exists; a test checks every path.
 """
@@ -22,10 +22,9 @@ class Technique:
     ref: str | None = None
     """The file to read."""
     scaled: str | None = None
-    """The same on many ranks. A reference has none where ranks use the reference itself, as the services of
-    asynchronous RL do."""
+    """The distributed version. None if ranks use the reference itself, as the services of asynchronous RL do."""
     kernel: str | None = None
-    """The Triton kernel behind it, which `scaled` calls."""
+    """The Triton kernel that `scaled` calls."""
     sim: str | None = None
     """The experiment that shows what the source claims."""
     lesson: str | None = None
@@ -37,11 +36,11 @@ class Technique:
     tests: tuple[str, ...] = ()
     """Tests of meaning."""
     demo: str | None = None
-    """What `etude run NAME` runs, where neither the reference nor the experiment is it: a module with `run`."""
+    """What `etude run NAME` runs, if it is neither the reference nor the experiment: a module with `run`."""
 
     @property
     def module(self) -> str | None:
-        """Import name of what `etude run NAME` plays: the demonstration, the reference file, or the experiment if there
+        """Import name of what `etude run NAME` runs: the demonstration, the reference file, or the experiment if there
         is neither."""
         path = self.demo or self.ref or self.sim
         return path.removesuffix(".py").replace("/", ".") if path else None
@@ -71,7 +70,7 @@ class Experiment:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="kl-variance",
-        title="variance of k1, k2, k3, and the gradient each really gives",
+        title="variance of k1, k2 and k3, and the gradient that each one gives",
         source="§4.1, Fig. 4",
         sim="sims/kl_variance.py",
         tests=("tests/sims/test_kl_variance.py",),
@@ -85,44 +84,47 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="leftover-cache",
-        title="a type checker's cache is left where code was deleted: does RL find it, who sees it, what ends it",
+        title="a type checker's cache left after deletion: does RL exploit it, do monitors detect it, which "
+        "guard stops it",
         source="Composer 2.5",
         sim="sims/leftover_cache.py",
         tests=("tests/sims/test_leftover_cache.py",),
     ),
     Experiment(
         name="tampered-tests",
-        title="the agent may write the tests that it is graded by: does RL find it, who sees it, what ends it",
+        title="the agent can edit the tests that grade it: does RL exploit that, do monitors detect it, "
+        "which guard stops it",
         source="arXiv:2510.20270",
         sim="sims/tampered_tests.py",
         tests=("tests/sims/test_tampered_tests.py",),
     ),
     Experiment(
         name="textual-feedback",
-        title="hints where rollouts went wrong, against the outcome reward alone, and where that never comes",
+        title="hints where rollouts went wrong, against the outcome reward alone, also where that reward is "
+        "never reached",
         source="Composer 2.5; arXiv:2601.20802",
         sim="sims/textual_feedback.py",
         tests=("tests/sims/test_textual_feedback.py",),
     ),
     Experiment(
         name="real-time-rl",
-        title="a loop with simulated users: two hacks and their cures, an A/B test of what is shipped, and "
-        "how old its data may be",
+        title="RL with simulated users: two reward hacks and their fixes, an A/B test of a release, and the "
+        "age of the data",
         source="real-time RL",
         sim="sims/real_time_rl/figure.py",
         tests=("tests/sims/test_real_time_rl.py",),
     ),
     Experiment(
         name="monitor",
-        title="failures planted in RL: when the monitor finds them, how often it errs, and what a price does "
-        "that follows its alarm",
+        title="failures planted in RL: time to detection, false alarms, and the effect of a penalty that "
+        "follows an alarm",
         source="§4.2; arXiv:2010.09686",
         sim="sims/planted_failures.py",
         tests=("tests/sims/test_planted_failures.py",),
     ),
     Experiment(
         name="feature-deletion",
-        title="features deleted by rule, and as many lines at random: which make tasks, and what else breaks",
+        title="features deleted by rule, against as many lines at random: which become tasks, and what else breaks",
         source="Composer 2.5",
         sim="sims/feature_deletion.py",
         tests=("tests/sims/test_feature_deletion.py",),
@@ -136,15 +138,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="length-penalty",
-        title="the length penalty's curves, and what agents trained under it do on easy and hard tasks",
+        title="the length penalty's curves, and agents trained with it on easy and hard tasks",
         source="§4.2, Fig. 6",
         sim="sims/length_penalty.py",
         tests=("tests/sims/test_length_penalty.py",),
     ),
     Experiment(
         name="behaviour",
-        title="prices of habits, each in two of four arms: does its habit grow rarer, what becomes of one "
-        "without a price, what does success pay",
+        title="behaviour penalties, each in two of four arms: effect on the behaviour, on success, and of no penalty",
         source="§4.2",
         sim="sims/behaviour_prices.py",
         tests=("tests/sims/test_behaviour_prices.py",),
@@ -158,21 +159,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="mtp",
-        title="drafts learned from distributions or from labels, and the speed they buy",
+        title="draft layers trained on distributions or on labels, and the speed-up of decoding",
         source="§3.1",
         sim="sims/mtp_distillation.py",
         tests=("tests/sims/test_mtp_distillation.py",),
     ),
     Experiment(
         name="grpo-bias",
-        title="what length and deviation divisions do to the gradient and to length",
+        title="effect of dividing by length and by deviation, on the gradient and on rollout length",
         source="§4.1",
         sim="sims/grpo_bias.py",
         tests=("tests/sims/test_grpo_bias.py",),
     ),
     Experiment(
         name="self-summary",
-        title="tasks that outgrow the context: self-summaries against truncation and separate compaction, "
+        title="tasks that exceed the context: self-summaries against truncation and separate compaction, "
         "before and after RL",
         source="§4.1",
         sim="sims/self_summary.py",
@@ -180,42 +181,43 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="cpt-rl",
-        title="pretraining budget, loss after SFT, and the reward that RL reaches from there",
+        title="pretraining budget, loss after SFT, and the reward after RL",
         source="§3.1, Fig. 2",
         sim="sims/cpt_rl.py",
         tests=("tests/sims/test_cpt_rl.py",),
     ),
     Experiment(
         name="cpt-real",
-        title="a real network goes on with a codebase newer than itself: loss against tokens, a control, forgetting",
+        title="continued pretraining of a real network on code newer than itself: loss against tokens, a "
+        "control, forgetting",
         source="§3.1",
         sim="etude/real.py",
         tests=("tests/mirror/test_real.py",),
     ),
     Experiment(
         name="base-eval",
-        title="small open bases and the small run's checkpoints: coding knowledge, state tracking, codebase NLL",
+        title="small open base models and the small run's checkpoints: coding knowledge, state tracking, codebase NLL",
         source="App. B, Table 2",
         sim="sims/base_eval.py",
         tests=("tests/sims/test_base_eval.py", "tests/sims/test_base_tracking.py", "tests/sims/test_base_knowledge.py"),
     ),
     Experiment(
         name="low-precision",
-        title="experts in MXFP8 and NVFP4: noise, what a scale per tensor leaks, fast division, training",
+        title="experts in MXFP8 and NVFP4: noise, leaks through per-tensor scales, fast division, training",
         source="§6.1, Kernels",
         sim="sims/low_precision.py",
         tests=("tests/sims/test_low_precision.py",),
     ),
     Experiment(
         name="weight-sync",
-        title="which weights RL changes, what a lossless difference costs, and a chain of versions, bit for bit",
+        title="which weights RL changes, the size of a lossless delta, and a chain of versions, bit for bit",
         source="§6.2; arXiv:2602.03839",
         sim="sims/weight_sync.py",
         tests=("tests/sims/test_weight_sync.py",),
     ),
     Experiment(
         name="async-rl",
-        title="services side by side against the synchronous loop: time, success against time, ages, and the "
+        title="asynchronous services against the synchronous loop: time, success over time, staleness, the "
         "virtual clock",
         source="§4.1, §6.2; arXiv:2505.24298",
         sim="etude/async_figure.py",
@@ -271,7 +273,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="dr-grpo",
-        title="Dr. GRPO and its family: GRPO, RLOO, DAPO, GSPO over one core",
+        title="Dr. GRPO and its family in one implementation: GRPO, RLOO, DAPO, GSPO",
         source="§4.1",
         ref="ref/dr_grpo.py",
         scaled="scaled/dr_grpo.py",
@@ -307,7 +309,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="behaviour",
-        title="prices of habits: broken calls, to-do items left open, silence, untrue messages, style",
+        title="behaviour penalties: broken calls, open to-do items, missing or untrue messages, style",
         source="§4.2",
         ref="ref/behaviour.py",
         scaled="scaled/behaviour.py",
@@ -318,7 +320,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="monitor",
-        title="a monitor: what rollouts do, step by step, and an alarm that means something",
+        title="monitoring of rollouts at every step, with alarms of bounded error rate",
         source="§4.2; arXiv:2010.09686",
         ref="ref/monitor.py",
         scaled="scaled/monitor.py",
@@ -329,7 +331,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="self-summary",
-        title="self-summarisation: chains of segments, one reward for every token",
+        title="self-summarisation: chains of segments, one reward for all tokens",
         source="§4.1",
         ref="ref/self_summary.py",
         scaled="scaled/self_summary.py",
@@ -341,7 +343,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="router-replay",
-        title="router replay: the trainer takes the experts that the inference engine chose",
+        title="router replay: the trainer uses the experts that the inference engine chose",
         source="§6.2; arXiv:2510.11370",
         ref="ref/router_replay.py",
         scaled="scaled/router_replay.py",
@@ -354,7 +356,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="weight-sync",
-        title="weight sync: lossless differences of bfloat16 weights, a chain with anchors, shards in object storage",
+        title="weight sync: lossless deltas of bfloat16 weights, a chain with anchors, shards in object storage",
         source="§4.1, §6.2; arXiv:2602.03839",
         ref="ref/weight_sync.py",
         scaled="scaled/weight_sync.py",
@@ -367,7 +369,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="async-rl",
-        title="asynchronous RL: services that sample and train at the same time, updates in flight, a bound on age",
+        title="asynchronous RL: sampling and training at the same time, in-flight weight updates, bounded staleness",
         source="§4.1, §6.2; arXiv:2509.19128",
         ref="ref/async_rl.py",
         sim="etude/async_figure.py",
@@ -379,7 +381,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="packing",
-        title="global sequence packing: quadratic cost dealt evenly to ranks, sequences laid in rows",
+        title="global sequence packing: quadratic cost balanced over ranks, sequences packed into rows",
         source="§6.1",
         ref="ref/packing.py",
         scaled="scaled/packing.py",
@@ -389,7 +391,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="quant",
-        title="low precision: NVFP4 per token forward, MXFP8 backward, and what a scale per tensor leaks",
+        title="low precision: NVFP4 per token forward, MXFP8 backward, and leaks through per-tensor scales",
         source="§6.1, Kernels",
         ref="ref/quant.py",
         scaled="scaled/quant.py",
@@ -411,7 +413,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="feature-deletion",
-        title="feature deletion: code taken out of a package by syntax tree and coverage, its tests as the reward",
+        title="feature deletion: code removed from a package by syntax tree and coverage, its tests as the reward",
         source="Composer 2.5",
         ref="ref/feature_deletion.py",
         scaled="scaled/feature_deletion.py",
@@ -423,7 +425,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="textual-feedback",
-        title="textual feedback: a hint where a rollout went wrong, and the policy under the hint as its own teacher",
+        title="textual feedback: a hint where a rollout went wrong; the policy with the hint is its own teacher",
         source="Composer 2.5; arXiv:2601.20802",
         ref="ref/textual_feedback.py",
         scaled="scaled/textual_feedback.py",

@@ -169,11 +169,13 @@ CP = {"long": "long_cp", "sft": "long_cp", "rl": "rl_cp"}
 
 
 def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
-    """dp, cp and ep of a stage. Raises RunError if this number of ranks cannot be split so."""
+    """dp, cp and ep of a stage. Raises RunError if they do not fit this number of ranks."""
     for name in (CP.get(stage, "cp"), "ep"):
         if ranks % (n := getattr(c.cluster, name)):
+            hint = "; for one rank: --config examples/rehearsal.toml --set cluster.ep=1" if ranks == 1 else ""
             raise RunError(
-                f"cluster.{name}={n} must divide the number of ranks, {ranks}; see --set cluster.{name}=… and --nproc"
+                f"cluster.{name}={n} must divide the number of ranks, {ranks}; see --set "
+                f"cluster.{name}=… and --nproc{hint}"
             )
     cp = getattr(c.cluster, CP.get(stage, "cp"))
     return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
@@ -200,7 +202,8 @@ def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
 
 
 def check(c: Whole, ranks: int) -> None:
-    """Raises RunError, or a ValueError of one line, now for what the ranks would report later, sometimes after days."""
+    """Checks the settings before the ranks start. Raises RunError, or a ValueError of one line, for what a rank would
+    report later, maybe after days."""
     assert c.checkpoint is not None
     path, t = Path(c.checkpoint), c.training
     if not (path / "tokenizer.json").is_file():
@@ -218,8 +221,8 @@ def check(c: Whole, ranks: int) -> None:
         )
     if ranks == 1 and t.dtype != "float32":
         raise RunError(
-            f"training.dtype={t.dtype} applies to gathered weights, and a single rank gathers none; "
-            f"use float32 or more ranks (--nproc)"
+            f"training.dtype={t.dtype} needs more than one rank (--nproc); with one rank use --set "
+            f"training.dtype=float32"
         )
     for stage in trained(c):
         split = layout(c, ranks, stage)

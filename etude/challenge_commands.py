@@ -1,4 +1,4 @@
-"""The command `etude challenge`: the open problems of the course, their boards, and the score of a reader's file."""
+"""The command `etude challenge`: the open problems of the course, their leaderboards, and the score of a solution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["challenge"]
 
 FOLDER = Path("runs") / "challenges"
-"""Where a reader's files lie."""
+"""Folder for your solutions."""
 
 
 def number_of(word: str | int) -> int:
@@ -30,7 +30,7 @@ def number_of(word: str | int) -> int:
         return numbers[0]
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is None:
-        raise typer.BadParameter(f"{entry.name} has no lesson, and no challenge; etude challenge lists them")
+        raise typer.BadParameter(f"{entry.name} has no lesson and no challenge; etude challenge lists them")
     try:
         return meant.lesson_number(word)
     except typer.BadParameter:
@@ -56,17 +56,18 @@ def challenge(
             help="Your solution.", readable=False, metavar="FILE", show_default="runs/challenges/NN_NAME.py"
         ),
     ] = None,
-    score: Annotated[bool, typer.Option("--score", help="Score FILE, in a process of its own.")] = False,
+    score: Annotated[bool, typer.Option("--score", help="Score FILE in a separate process.")] = False,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1)
+            help="Seed of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1)
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Open problems with a score, one for each lesson: show one and write a file to start from, or score your
-    solution."""
+    """Work on an open problem of the course, and score your solution.
+
+    Each lesson has one. Without --score, shows the problem and writes a file to start from."""
     from etude.challenges.challenge import CHALLENGES, find
 
     if number is None:
@@ -88,12 +89,12 @@ def challenge(
 
 
 def score_file(entry: Challenge, path: Path, seed: int, as_json: bool) -> None:
-    """Scores a file and prints a line; exit code 1 where the bar is not reached. Raises RunError for a file that breaks
-    the rules."""
+    """Scores a file and prints the result; exit code 1 if the bar is not reached. Raises RunError for a file that
+    breaks the rules."""
     from etude.challenges.board import board, place, scored
 
     if path.exists() and not path.is_file():
-        raise RunError(f"{path} is no file; name the file of your solution")
+        raise RunError(f"{path} is not a file; name the file of your solution")
     if not path.is_file():
         start = (
             f"etude challenge {entry.number} writes a file to start from"
@@ -124,12 +125,12 @@ def score_file(entry: Challenge, path: Path, seed: int, as_json: bool) -> None:
 
 
 def describe_bar(entry: Challenge) -> str:
-    """What has to be reached."""
+    """The bar in words."""
     return f"at {'most' if entry.least else 'least'} {entry.bar:g} passes"
 
 
 def describe_challenge(entry: Challenge) -> dict[str, Any]:
-    """A challenge and its board as plain values."""
+    """A challenge and its leaderboard as plain values."""
     from etude.challenges.board import board
 
     rows = [
@@ -167,27 +168,27 @@ def show_all(challenges: tuple[Challenge, ...]) -> None:
             f"{row.score:.4g}" if row else "–",
         )
     Console().print(table)
-    print("One of them: etude challenge NUMBER. Your score: etude challenge NUMBER --score")
+    print("Show one: etude challenge NUMBER. Score your solution: etude challenge NUMBER --score")
 
 
 def prepare_file(path: Path) -> bool:
-    """Whether a reader's file is there already; else makes its folder. Raises RunError where it can be neither."""
+    """Returns whether the file exists; if not, makes its folder. Raises RunError if neither is possible."""
     if path.is_file():
         return True
     if path.exists() or path.is_symlink():
-        obstacle = "is a link that leads nowhere" if not path.exists() else "is no file"
-        raise RunError(f"{path} {obstacle}; move it away, and the starting file is written there")
+        obstacle = "is a broken link" if not path.exists() else "is not a file"
+        raise RunError(f"{path} {obstacle}; move it away, so that the starting file can be written there")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"{path.parent} cannot be made: {error.strerror or error}; move away what is in its place"
+            f"{path.parent} cannot be created: {error.strerror or error}; move away the file in its place"
         ) from None
     return False
 
 
 def show_challenge(entry: Challenge, path: Path) -> None:
-    """A challenge with its board; writes the starting file where there is none yet."""
+    """Prints a challenge with its leaderboard; writes the starting file if it does not exist yet."""
     from rich.console import Console
     from rich.table import Table
 
@@ -207,9 +208,9 @@ def show_challenge(entry: Challenge, path: Path) -> None:
         Console().print(table)
         print()
     if has_file:
-        print(f"{path} is there already, and stays as it is.")
+        print(f"{path} already exists and is kept.")
     else:
         with open(path, "x", encoding="utf-8") as file:
             file.write(entry.start.read_text(encoding="utf-8"))
         print(f"{path}: start here.")
-    print(f"Your score: etude challenge {entry.number} --score")
+    print(f"Score it with: etude challenge {entry.number} --score")

@@ -1,4 +1,4 @@
-"""The command line. Thin: words in, one call into a room, a table out.
+"""The command line: parses arguments, calls one function of the project, and prints the result.
 
 An error that the user can fix prints one line on stderr and exits with code 2. It leaves everything on disk as it was.
 """
@@ -29,11 +29,11 @@ app = typer.Typer(
     cls=meant.Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="The complete Composer 2 recipe at small scale. Start with: etude run recipe --scale small",
+    help="The training recipe of Composer 2, end to end, at toy scale. Start with: etude play, then etude run recipe",
 )
-app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(bench_app, name="bench")
 app.command("play")(play)
 
 
@@ -54,12 +54,12 @@ def etude(
         ),
     ] = False,
 ) -> None:
-    """Reads what stands before the command."""
+    """Handles the options before the command."""
 
 
 @app.command("list")
 def list_techniques() -> None:
-    """The techniques and their files."""
+    """List the techniques, with their sources and files."""
     from rich.console import Console
     from rich.table import Table
 
@@ -69,6 +69,10 @@ def list_techniques() -> None:
     Console().print(table)
 
 
+app.command("glossary")(glossary)
+app.command("explore")(explore)
+app.command("lesson")(lesson)
+app.command("challenge")(challenge)
 app.command("run", add_help_option=False)(run_technique)
 
 
@@ -78,33 +82,30 @@ def data(
         Path,
         typer.Argument(help="TOML file with [[source]] tables; examples/data.toml shows all settings.", metavar="FILE"),
     ],
-    out: Annotated[Path, typer.Option(help="Output folder; --corpus of a full run takes it.")],
+    out: Annotated[Path, typer.Option(help="Output folder; pass it to a full run as --corpus.")],
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="that of FILE", metavar="FILE"),
+        typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="as set in FILE", metavar="FILE"),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Number of processes.", show_default="one for each core", **whole(1))
+        int | None, typer.Option(help="Number of processes.", show_default="one per core", **whole(1))
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
 ) -> None:
-    """Prepare training data: read sources, drop duplicates and what nobody wrote, hold a codebase out, tokenise
-    once."""
+    """Prepare training data: filter, deduplicate, hold out, tokenise.
+
+    Reads the sources, drops generated files and duplicates, holds a codebase out, and tokenises the rest once."""
     from etude import data
 
     data.play(config, read_toml(config), out, tokenizer, processes, resume)
 
 
 app.command("plan")(plan)
-app.command("results")(result_commands.results)
 app.command("export-sft")(result_commands.export_sft)
+app.command("examples")(result_commands.examples)
 app.command("figure")(result_commands.figure)
 app.command("claims")(result_commands.claims)
-app.command("examples")(result_commands.examples)
-app.command("explore")(explore)
-app.command("lesson")(lesson)
-app.command("challenge")(challenge)
-app.command("glossary")(glossary)
+app.command("results")(result_commands.results)
 
 
 @app.command("kernels")
@@ -114,14 +115,18 @@ def kernels(
     ] = None,
     target: Annotated[str | None, typer.Option(help="sm_90, sm_100 or gfx950.", show_default="all")] = None,
     show: Annotated[
-        str | None, typer.Option(help="Print code instead: ptx or sass; amdgcn for gfx950.", show_default="the table")
+        str | None,
+        typer.Option(
+            help="Print the code instead of the table: ptx or sass; amdgcn for gfx950.", show_default="the table"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the complete table as JSON.", show_default="results")
     ] = None,
 ) -> None:
-    """Compile the GPU kernels without a GPU: instructions, registers, spills, shared memory, occupancy and the
-    roofline's floor."""
+    """Compile the GPU kernels without a GPU, and show what they use.
+
+    Shows instructions, registers, spills, shared memory, occupancy and the roofline's lower bound of the time."""
     from etude import kernels
 
     kernels.play(name, target, show, out)
@@ -129,10 +134,14 @@ def kernels(
 
 @app.command("show")
 def show(
-    transcript: Annotated[Path, typer.Argument(help="A transcript that `etude tasks try` wrote.", readable=False)],
-    rows: Annotated[int, typer.Option(help="Lines of each text, at most; 0 for all.", **whole(0))] = 12,
+    transcript: Annotated[
+        Path, typer.Argument(help="Transcript written by `etude tasks try` or `etude tasks serve`.", readable=False)
+    ],
+    rows: Annotated[int, typer.Option(help="Maximum number of lines per text; 0 for all.", **whole(0))] = 12,
 ) -> None:
-    """Show a transcript: what was asked, said, called and answered, and what it earned."""
+    """Show the transcript of an episode.
+
+    Shows the prompt, the replies, the tool calls with their results, and the reward."""
     importlib.import_module("etude.episodes").show(transcript, rows)
 
 
@@ -145,7 +154,8 @@ def _format_error(error: BaseException) -> str:
 
 
 def _describe_path_error(error: Exception) -> str:
-    """What is wrong with a path that no file can have; empty for other errors. Python raises no OSError for these."""
+    """The error message for a path that no file can have; empty for other errors. Python raises no OSError for
+    these."""
     if isinstance(error, ValueError) and str(error).startswith("embedded null"):
         return "a path must not hold a NUL character; correct it in the command or in its TOML file"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
@@ -154,7 +164,8 @@ def _describe_path_error(error: Exception) -> str:
 
 
 def _is_project_module(module: str) -> bool:
-    """Whether a module belongs to this project: one that is missing is a fault, and nothing to install."""
+    """Whether a module belongs to this project. If such a module is missing, that is a bug, and nothing can be
+    installed."""
     return (Path(__file__).resolve().parents[1] / module.partition(".")[0]).is_dir()
 
 

@@ -22,9 +22,11 @@ def explore(
         int | None,
         typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **whole(1, 65535)),
     ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
 ) -> None:
-    """Open the explorer in a browser: techniques with formulas, controls and pictures; Ctrl-C stops it."""
+    """Open the explorer, with a page for each technique, in a browser.
+
+    The pages have formulas, controls and pictures. Ctrl-C stops the server."""
     from kit.settings import RunError
 
     page = find_clone("etude explore") / "app.py"
@@ -56,8 +58,8 @@ def explore(
 
 
 def find_clone(command: str) -> Path:
-    """The clone of the repository that holds this file. Raises RunError for an installed wheel, which holds only the
-    code."""
+    """The clone of the repository that contains this file. Raises RunError for an installed wheel, which contains only
+    the code."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
         raise settings.RunError(
@@ -95,7 +97,9 @@ def lesson(
         ),
     ] = None,
 ) -> None:
-    """Open a lesson in Jupyter: your own copy of its notebook, in runs/lessons/."""
+    """Open a lesson of the course in Jupyter.
+
+    Opens your own copy of its notebook, in runs/lessons/."""
     import shutil
     import subprocess
 

@@ -1,5 +1,4 @@
-"""`etude data CONFIG.toml --out FOLDER`: settings in, prepared data and a table out. The work is that of
-`scaled/data/prepare.py`."""
+"""`etude data CONFIG.toml --out FOLDER`: prepares training data with `scaled/data/prepare.py`, and prints a table."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ def play(
     path = tokenizer or (Path(options.tokenizer) if options.tokenizer else None)
     if path is None:
         raise RunError(
-            "name a tokenizer: --tokenizer FILE, or tokenizer = … in the settings; a checkpoint's folder has one"
+            "name a tokenizer: --tokenizer FILE, or tokenizer = … in the settings; the folder of a "
+            "checkpoint contains one"
         )
     path = path / "tokenizer.json" if path.is_dir() else path
     command = ["etude", "data", str(config), "--out", str(out), *(["--tokenizer", str(tokenizer)] if tokenizer else [])]
@@ -83,15 +83,12 @@ def show(record: dict[str, Any], out: Path) -> None:
             highlight=False,
         )
         if source["weight"] and not source["kept"]["documents"]:
-            console.print(f"nothing is left of {source['name']}: it gets no rows", highlight=False)
+            console.print(f"no documents of {source['name']} are left: it gets no rows", highlight=False)
     heldout = record["heldout"]
-    near_note = f"{heldout['near']:,} training documents near it dropped"
+    near_note = f"{heldout['near']:,} near duplicates of it dropped from training"
     print(
         f"held out: {heldout['name']}, {heldout['documents']:,} documents, "
         f"{heldout['bytes_of_text'] / 1e6:,.2f} MB; {near_note}"
     )
     data = Prepared(out)
-    print(
-        f"data: {out}, {data.tokens:,} tokens in {data.documents:,} documents; what was dropped: "
-        f"{out / 'dropped.jsonl'}"
-    )
+    print(f"data: {out}, {data.tokens:,} tokens in {data.documents:,} documents; dropped ones: {out / 'dropped.jsonl'}")

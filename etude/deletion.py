@@ -1,5 +1,4 @@
-"""`etude run feature-deletion --scale full`: all pieces of a package, found and tried by many ranks, each with
-sandboxes of its own.
+"""`etude run feature-deletion --scale full`: finds and tries all pieces of a package on many ranks, in sandboxes.
 
 parent    takes from the package what tasks are made of, plays its tests in a sandbox, and writes both into
           OUT/material.json
@@ -46,23 +45,25 @@ class Deletion:
     package: str | None = None
     """A folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index."""
     least: int = 3
-    """Fewest tests that must fail."""
+    """Minimum number of tests that must fail."""
     most: float = 0.5
-    """Greatest share of the tests that a slice may concern."""
+    """Maximum share of the tests that a slice may affect."""
     seconds: float = 60.0
-    """Seconds that the package's tests may take."""
+    """Time limit of the package's tests, in seconds."""
     jobs: int = 1
-    """Runs of the tests at a time, on each rank."""
+    """Concurrent runs of the tests on each rank."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """What makes the sandboxes."""
+    """Sandbox backend."""
     timeout: float = 600.0
-    """A third of the seconds for which a rank waits for the others."""
+    """A third of the time for which a rank waits for the others, in seconds."""
     cp: ClassVar[int] = 1
     ep: ClassVar[int] = 1
 
     def __post_init__(self):
         if self.least < 1 or not 0 < self.most <= 1 or self.seconds <= 0 or self.jobs < 1 or self.timeout <= 0:
-            raise ValueError("least and jobs must be at least 1, most a share above 0, seconds and timeout above 0")
+            raise ValueError(
+                "least and jobs must be at least 1, most above 0 and at most 1, seconds and timeout above 0"
+            )
 
 
 def material(config: Deletion) -> Package:

@@ -61,7 +61,7 @@ def load_drafts(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | No
     try:
         mtp.load_state_dict({name.removeprefix(PREFIX): x for name, x in extra.items()})
     except RuntimeError:
-        raise RunError(f"{folder} has draft layers of another shape than its run's settings say: {layers}") from None
+        raise RunError(f"the draft layers in {folder} do not have the shape of its run's settings: {layers}") from None
     return mtp
 
 
@@ -70,7 +70,10 @@ def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, 
     `beside`. Raises RunError if the two have other shapes."""
     base, weights = flatten_weights(*load_checkpoint(folder.parent, layers)), flatten_weights(model, mtp)
     if len(base) != len(weights):
-        raise RunError(f"{folder.parent} has {len(base):,} weights, and what is stored beside it {len(weights):,}")
+        raise RunError(
+            f"{folder.parent} has {len(base):,} weights, but the difference stored in {folder.name} "
+            f"has {len(weights):,}"
+        )
     folder.mkdir(parents=True)
     for name, data in beside.items():
         atomic_write(folder / name, data)
@@ -113,7 +116,7 @@ def load_weights(folder: Path, layers: MTPConfig, file_stamps: tuple[tuple[int, 
         expected_digest = read_json(folder / DIGEST)["sha256"]
     except (SyncError, ValueError, LookupError, TypeError, OSError) as error:
         raise RunError(
-            f"{folder} holds no difference from the checkpoint above it ({error}); check both out again"
+            f"{folder} contains no difference from the checkpoint above it ({error}); check both out again"
         ) from None
     if hash_weights(weights) != expected_digest:
         raise RunError(

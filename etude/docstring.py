@@ -33,8 +33,8 @@ def rewritten(task: Task, doc: str) -> Task:
         raise RunError(f"{error}; a docstring is {GRAMMAR}; operands are {', '.join(operands)}") from None
     if missing := sorted(set(re.findall(r"\b[abc]\b", translation.code)) - {*module.args}):
         raise RunError(
-            f"{task.target} has no argument {' and no '.join(missing)}, which its docstring needs; it "
-            f"has {', '.join(module.args)}"
+            f"{task.target} has no argument {' or '.join(missing)}, which its docstring uses; it has "
+            f"{', '.join(module.args)}"
         )
     names = tuple(dict.fromkeys(word for word in doc.split() if word in helpers))
     edited = replace(
@@ -46,5 +46,5 @@ def rewritten(task: Task, doc: str) -> Task:
     try:
         edited.hidden_tests  # noqa: B018 – makes the tests, which evaluate the answer
     except EvaluationError as error:
-        raise RunError(f"the docstring of {task.target} asks for a body that has no value: {error}") from None
+        raise RunError(f"the docstring of {task.target} describes a function without a value: {error}") from None
     return edited

@@ -1,4 +1,4 @@
-"""`etude tasks try`: one agent on one task, graded; and `etude show`: what an episode was, for a person to read."""
+"""`etude tasks try`: runs an agent on a task and grades it. `etude show`: prints a transcript."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from kit.settings import Interrupted, RunError
 __all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "told", "transcript_of", "try_task"]
 
 WORKING = Limits(output=8 << 10)
-"""Of the sandbox that an agent works in: a model reads what a call says."""
+"""Limits of an agent's sandbox. The output is short, because a model reads it."""
 FOLDERS = (Path("tasks"), Path("examples/tasks"))
-"""Where recipes are looked for."""
+"""Folders in which recipes are searched."""
 
 
 def find_recipe(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
-    """The recipe with a task of this name, or of the one name that begins so. Raises RunError."""
+    """The recipe with the task of this id or unique prefix. Raises RunError."""
     paths = [path for folder in folders if folder.exists() for path in recipes(folder)]
     rows = [(path, recipe, row["id"]) for path in paths for recipe in [recipe_of(path)] for row in recipe["tasks"]]
     matches = [candidate for candidate in rows if candidate[2] == name] or [
@@ -56,12 +56,12 @@ def find_recipe(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
     if matches:
         suffix = f" and {len(matches) - 12} more" if len(matches) > 12 else ""
         raise RunError(
-            f"{len(matches)} tasks begin with {name}; name one: "
+            f"{len(matches)} tasks begin with {name}; choose one: "
             f"{', '.join(candidate[2] for candidate in matches[:12])}{suffix}"
         )
     places = ", ".join(map(str, folders))
     raise RunError(
-        f"no recipe in {places} has a task {name}; `etude tasks make PACKAGE` writes recipes, and they list their tasks"
+        f"no recipe in {places} has a task {name}; `etude tasks make PACKAGE` writes recipes, which list their tasks"
     )
 
 
@@ -76,7 +76,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
     )
     cache = cache_folder() / "tasks"
     if (task := kept(cache, name, package)) is None:
-        print(f"{path}: its tasks are made once more; they are kept then", flush=True)
+        print(f"{path}: making its tasks again, once; they are stored for later", flush=True)
         try:
             package, _, build, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
@@ -84,7 +84,7 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
         for built_task in build.tasks:
             keep(cache, built_task, package)
         if (task := kept(cache, name, package)) is None:
-            raise RunError(f"{name} is not made any more: `etude tasks check {path}` tells what differs")
+            raise RunError(f"{name} can no longer be made: `etude tasks check {path}` shows what differs")
     return task, package
 
 
@@ -97,14 +97,14 @@ def policy_of(
             scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
         )
     if not name:
-        raise RunError("a model behind an address has a name there: --name NAME")
+        raise RunError("a model on a server needs its name there: --name NAME")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
         return Remote(
             model, name, key, sampling, strict, choice, told=lambda reason: print(reason, file=sys.stderr, flush=True)
         )
     except ValueError as error:
-        raise RunError(f"{error}; oracle and fool play without a model") from None
+        raise RunError(f"{error}; oracle and fool need no model") from None
 
 
 def try_task(
@@ -125,8 +125,8 @@ def try_task(
     kind: Kind = "bubblewrap",
     ask: bool = True,
 ) -> float:
-    """Plays an episode, grades it, and says what it earned. `ask`: with fresh inputs, too. Gives the reward. Raises
-    RunError, and Interrupted."""
+    """Runs an episode, grades it, and returns the reward. `ask`: with fresh inputs, too. Raises RunError, and
+    Interrupted."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam, path = exam_of(task, package), transcript_of(task, out, resume)
     policy = policy_of(model, model_name, exam, task, sampling, strict, choice)
@@ -150,19 +150,19 @@ def try_task(
         try:
             tree = episode.play()
         except PolicyError as error:
-            raise RunError(f"{error}; --resume goes on from turn {episode.turns}") from None
+            raise RunError(f"{error}; --resume continues from turn {episode.turns}") from None
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
+            raise Interrupted(f"interrupted; --resume continues from turn {episode.turns}") from None
         reward = graded(exam, journal, tree, seconds, kind, ask, judges)
     print(f"{path}: read it with `etude show {path}`")
     return reward
 
 
 def transcript_of(task: Task, out: Path, resume: bool) -> Path:
-    """Where a task's transcript goes. Raises RunError where one is that shall not be gone on with."""
+    """The path of a task's transcript. Raises RunError if it exists and is not to be resumed."""
     path = out / f"{task.id}.jsonl"
     if path.exists() and not resume:
-        raise RunError(f"{path} is there already; --resume goes on with it, and --out names another folder")
+        raise RunError(f"{path} already exists; --resume continues it, and --out chooses another folder")
     out.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -214,7 +214,7 @@ def read_pages(corpus: Path) -> dict[str, str]:
         if path.suffix in (".md", ".rst", ".txt")
     }
     if not paths:
-        raise RunError(f"{corpus} holds no pages: .md, .rst or .txt")
+        raise RunError(f"{corpus} contains no pages: .md, .rst or .txt")
     return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
 
 
@@ -262,7 +262,7 @@ def shown(line: dict, rows: int) -> Iterator[str]:
             f"succinctness {line.get('succinctness', 0):.2f}, conformance {line.get('conformance', 0):.2f}"
         )
         if line.get("asked"):
-            yield f"  {line.get('agreed', '?')} of {line['asked']} fresh inputs are answered as the original does"
+            yield f"  {line.get('agreed', '?')} of {line['asked']} fresh inputs give the result of the original"
         if (trust := str(line.get("trust", "")).upper()) in Trust.__members__:
             yield f"  {Trust[trust].value}"
         yield from (f"  flag: {one_line(str(flag))}" for flag in line["flags"])

@@ -1,4 +1,4 @@
-"""The commands `etude eval`: words in, one call into a room."""
+"""The commands `etude eval …`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ __all__ = ["eval_app"]
 
 
 class OrAgent(TyperGroup):
-    """Commands; where none is named, the words are those of `agent`: etude eval RUN, or etude eval alone."""
+    """Commands with a default: `etude eval RUN` is `etude eval agent RUN`, and `etude eval` is `etude eval agent`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # a shell completes the commands
+        # while a shell completes a command
         has_command = args[0] in self.commands or args[0] == "--help" if args else ctx.resilient_parsing
         return super().parse_args(ctx, args if has_command else ["agent", *args])
 
 
 eval_app = typer.Typer(
     cls=OrAgent,
-    help="Evaluate checkpoints: `etude eval RUN` is `etude eval agent RUN`, without RUN of the clone's agent.",
+    help="Evaluate an agent, or base models.\n\n`etude eval RUN` is `etude eval agent RUN`; the default is "
+    "the bundled checkpoint.",
 )
 
 
@@ -37,7 +38,7 @@ def eval_agent(
         typer.Argument(
             help="A run, or a checkpoint's folder.",
             metavar="RUN|CHECKPOINT",
-            show_default="the clone's agent",
+            show_default="the bundled checkpoint",
             readable=False,
             callback=meant.a_run,
         ),
@@ -45,17 +46,17 @@ def eval_agent(
     before: Annotated[
         str | None,
         typer.Option(
-            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.",
+            help="Compare with this earlier checkpoint: its name in the run, such as sft, or its folder.",
             show_default="none",
             metavar="CHECKPOINT",
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Held-out tasks.", **whole(1, 10_000))] = 100,
-    samples: Annotated[int, typer.Option(help="Rollouts of each.", **whole(1, 64))] = 4,
-    seed: Annotated[int, typer.Option(help="Of the sampling.", **whole(0, 2**53))] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="All figures, as one line of JSON.")] = False,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks.", **whole(1, 10_000))] = 100,
+    samples: Annotated[int, typer.Option(help="Rollouts per task.", **whole(1, 64))] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", **whole(0, 2**53))] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as one line of JSON.")] = False,
 ) -> None:
-    """How often an agent solves held-out tasks, and in how many turns and tokens."""
+    """Evaluate an agent on held-out tasks: success, turns, tokens."""
     importlib.import_module("etude.evaluating").evaluate(where, before, tasks, samples, seed, as_json)
 
 
@@ -65,18 +66,16 @@ def eval_base(
         list[str], typer.Argument(help="Hugging Face folders, or smollm2-135m, gemma3-270m.", metavar="CHECKPOINT…")
     ],
     codebase: Annotated[
-        str | None, typer.Option(help="Folder of code for the NLL.", show_default="a part of the standard library")
+        str | None, typer.Option(help="Folder of code for the NLL.", show_default="part of the standard library")
     ] = None,
     package: Annotated[
-        str | None, typer.Option(help="Installed package to ask about.", show_default="the standard library")
+        str | None,
+        typer.Option(help="Installed package for the knowledge questions.", show_default="the standard library"),
     ] = None,
     repository: Annotated[
-        str | None,
-        typer.Option(help="Git repository whose history gives the diffs.", show_default="edits made by rules"),
+        str | None, typer.Option(help="Git repository whose history gives the diffs.", show_default="rule-based edits")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A minute, to check that it runs; its numbers prove nothing.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run that checks the code; not for results.")] = False,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/eval-base"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the output folder.")] = False,
     config: Annotated[
@@ -90,8 +89,9 @@ def eval_base(
         float, typer.Option(help="Seconds between resume checkpoints.", **decimal(0.0))
     ] = 20.0,
 ) -> None:
-    """Coding knowledge, state tracking and codebase NLL of base models: a table and a picture like the report's Table
-    2."""
+    """Evaluate base models: coding knowledge, state tracking, codebase NLL.
+
+    Writes a table and a picture like the report's Table 2."""
     from etude import evaluation
 
     folders = {"codebase": codebase, "package": package, "repository": repository}

@@ -1,5 +1,5 @@
-"""`etude eval RUN|CHECKPOINT`: how often an agent solves held-out tasks, with intervals; beside it an earlier
-checkpoint on the same tasks."""
+"""`etude eval RUN|CHECKPOINT`: success on held-out tasks, with intervals, also compared with an earlier checkpoint on
+the same tasks."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
     so many held-out tasks with so many rollouts each. Returns the record's path. Raises RunError if `run` is no
     finished run of the recipe, or if `out` is there already."""
     if out.exists():
-        raise RunError(f"{out} is there already; delete it, or name another folder with --out")
+        raise RunError(f"{out} already exists; delete it, or choose another folder with --out")
     recipe, language = read_config(run), language_of(run)
     about = read_json(run / "config.json")
     (original, layers), before = (load_checkpoint(run, recipe, name) for name in ("final", BEFORE))
@@ -131,10 +131,10 @@ def measure(
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="A finished small run of the recipe.")],
+    run: Annotated[Path, typer.Argument(help="Finished small run of the recipe.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")] = FOLDER,
 ) -> None:
-    """Write the committed agent from a run, and measure it beside the original."""
+    """Write the bundled checkpoint from a run, and evaluate it next to the original."""
     torch.set_num_threads(1)
     try:
         path = write(run, out)

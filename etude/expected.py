@@ -1,8 +1,8 @@
-"""How long something will take, said in a line before it begins: as long as the same took before.
+"""Expected duration, printed in one line before something starts: as long as the same took before.
 
-A finished run with the same settings on this machine tells, wherever it lies in `runs/` or beside the new one. Without
-one, the committed record tells, which names its machine. Where neither is there, or its settings were others, nothing
-is said: no guess is made from other settings."""
+It is that of a finished run with the same settings on this machine, in `runs/` or next to the new run; without one,
+that of the committed record, whose machine is named. If there is neither, nothing is printed: there are no guesses from
+other settings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def find_committed(run: Run) -> tuple[dict[str, float], str] | None:
     record = read(COMMITTED / path) if path else {}
     if not has_same_settings(run.config, record.get("config")):
         return None
-    return record["seconds"], f"as it took on {told(record['machine'])}, says results/{path}"
+    return record["seconds"], f"as it took on {told(record['machine'])}, see results/{path}"
 
 
 def told(box: Mapping[str, Any]) -> str:
@@ -143,8 +143,8 @@ def read(path: Path) -> dict:
 
 def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> str:
     """The line for an evaluation in which each checkpoint plays so many rollouts; empty if a checkpoint's run does not
-    tell. `example`: the clone's agent, whose run is a committed record. A run's evaluation plays two checkpoints, every
-    task greedily, too."""
+    tell. `example`: the bundled checkpoint, whose run is a committed record. A run's evaluation plays two checkpoints,
+    every task greedily, too."""
     seconds, sources, host = 0.0, [], machine()
     for folder in checkpoints:
         root, is_own_run = (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import difflib
 import importlib
 import io
 import json
 import shlex
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,6 +48,7 @@ __all__ = [
     "show",
     "show_open",
     "show_quick",
+    "show_summary",
     "worded",
 ]
 
@@ -70,7 +73,7 @@ CLAIM = {
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
 """The committed claims, decided by the full experiments."""
 MINE = Path("results") / "claims.json"
-"""The claims of the folder that one works in; in a clone they are the committed ones."""
+"""The claims of the current folder; in a clone they are the committed ones."""
 
 
 def play(
@@ -112,13 +115,13 @@ def play(
 
 
 def _check_code(run: Run, entry: catalog.Experiment) -> dict:
-    """The fingerprints of the code that measures: today's, which must be those of the run's first start. Raises
-    RunError if they are not."""
+    """The fingerprints of the code that measures. Raises RunError if they have changed since the run first started."""
     path, code = run.root / "code.json", fingerprints.fingerprints(entry.sim)
     if path.exists():
         if changes := fingerprints.stale_reasons(read_json(path), entry.sim):
             raise RunError(
-                f"{run.root} was begun by other code ({'; '.join(changes)}); run {entry.name} anew in another folder"
+                f"{run.root} was started with other code ({'; '.join(changes)}); run {entry.name} "
+                f"again in another folder"
             )
     else:
         atomic_write(path, json.dumps(code, indent=1) + "\n")
@@ -176,14 +179,12 @@ def gather(folders: Iterable[Path], out: Path) -> list[dict]:
     for folder, record in ((path, record) for path in map(Path, folders) for record in _records(path)):
         if wrong := describe_mismatch(record, RECORD):
             raise RunError(
-                f"{folder} holds a damaged record of {record['experiment']} ({wrong}); run the experiment again"
+                f"{folder} contains a damaged record of {record['experiment']} ({wrong}); run the experiment again"
             )
         if record["quick"]:
-            raise RunError(
-                f"{folder} comes from a run with --quick, whose numbers prove nothing; run it without --quick"
-            )
+            raise RunError(f"{folder} comes from a run with --quick, which gives no verdicts; run it without --quick")
         if record["experiment"] not in entries:
-            raise RunError(f"{folder} holds {record['experiment']}, which is not an experiment of this version")
+            raise RunError(f"{folder} contains {record['experiment']}, which is not an experiment of this version")
         new[record["experiment"]] = folder, record, _claims_of(folder, record)
     claims = (
         [claim for claim in load(out) if claim["experiment"] not in new]
@@ -246,12 +247,12 @@ def _claims_of(folder: Path, record: dict) -> list[dict]:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         raise RunError(
-            f"{folder} holds claims that this version cannot judge ({wrong}); run {record['experiment']} again"
+            f"{folder} contains claims that this version cannot judge ({wrong}); run {record['experiment']} again"
         )
     if not fingerprints.is_sealed(record):
         raise RunError(
-            f"{folder} holds a record of {record['experiment']} that was changed after it was written; "
-            f"run {record['experiment']} again"
+            f"{folder} contains a record of {record['experiment']} that was changed after it was "
+            f"written; run {record['experiment']} again"
         )
     return claims
 
@@ -268,8 +269,7 @@ def contradiction(claim: dict) -> str | None:
 
 
 def shown() -> Path:
-    """The file of claims that is shown where none is named: that of this folder, or else that of the clone in which
-    this etude lies."""
+    """The default file of claims: the current folder's, or else that of the clone that contains this code."""
     return COMMITTED if COMMITTED.exists() and not MINE.exists() else MINE
 
 
@@ -280,14 +280,14 @@ def load(path: Path) -> list[dict]:
         if not isinstance(claims, list) or not all(
             isinstance(claim, dict) and CLAIM <= claim.keys() for claim in claims
         ):
-            raise ValueError("it does not hold claims in the format that etude claims writes")
+            raise ValueError("it does not contain claims in the format that etude claims writes")
         if wrong := next(filter(None, map(contradiction, claims)), None):
             raise ValueError(wrong)
         return claims
     except FileNotFoundError:
         raise RunError(
             f"{path} does not exist; run experiments with etude figure, then pass their folders to "
-            f"etude claims; a clone holds the committed one"
+            f"etude claims; a clone contains the committed file"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(
@@ -306,7 +306,7 @@ def _records(folder: Path) -> list[dict]:
             except (ValueError, AttributeError):
                 pass
     if not records:
-        raise RunError(f"{folder} holds no finished experiment; run one with: etude figure NAME")
+        raise RunError(f"{folder} contains no finished experiment; run one with: etude figure NAME")
     return records
 
 
@@ -371,59 +371,123 @@ COLOURS = {
 
 def show(claims: list[dict]) -> None:
     """Prints a table of claims, the notes of those that did not reproduce, and a table of laws."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table("claim", "source", "measured", "verdict", box=None, header_style="bold", pad_edge=False)
-    for claim in of_sources(claims):
-        table.add_row(
-            qualified(claim), claim["source"], measured(claim), f"[{COLOURS[claim['verdict']]}]{worded(claim)}[/]"
-        )
-    if table.row_count:
-        console.print(table)
+    print_table(
+        ("name", "claim", "source", "measured", "verdict"),
+        [
+            (name_of(claim), qualified(claim), claim["source"], measured(claim), worded(claim))
+            for claim in of_sources(claims)
+        ],
+    )
     for claim in of_sources(claims):
         if claim["note"] and claim["verdict"] != "reproduced":
-            console.print(f"[bold]{claim['name']}[/] ({ruled(claim)}): {claim['note']}", highlight=False)
-    table = Table("law", "source", "deviation", "bound", "", box=None, header_style="bold", pad_edge=False)
-    for law in laws(claims):
-        table.add_row(
-            qualified(law), law["source"], measured(law), bound(law), f"[{COLOURS[law['verdict']]}]{worded(law)}[/]"
-        )
-    if table.row_count:
-        console.print(table)
+            print_note(claim)
+    print_table(
+        ("name", "law", "source", "deviation", "bound", "verdict"),
+        [(name_of(law), qualified(law), law["source"], measured(law), bound(law), worded(law)) for law in laws(claims)],
+    )
+
+
+def name_of(claim: dict) -> str:
+    """EXPERIMENT/CLAIM, or the claim's name alone if it names no experiment."""
+    return "/".join(filter(None, (claim.get("experiment"), claim["name"])))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; nothing if it has no rows. The first column, a name, is left out on a terminal. Elsewhere, as in
+    a pipe, each row is one line with tabs between its cells, whatever the width of the window."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    if not sys.stdout.isatty():
+        print(*("\t".join(row) for row in (head, *rows)), sep="\n")
+        return
+    table = Table(*head[1:], box=None, header_style="bold", pad_edge=False)
+    for _, *cells, last in rows:
+        table.add_row(*map(Text, cells), Text(last, COLOURS.get(last.partition(",")[0], "")))
+    Console().print(table)
+
+
+def print_note(claim: dict) -> None:
+    """Prints the rule and the note of a claim; one line if the output is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    note = f" ({ruled(claim)}): {claim['note']}"
+    if sys.stdout.isatty():
+        Console().print(Text.assemble((claim["name"], "bold"), note))
+    else:
+        print(name_of(claim) + note)
 
 
 def chosen(claims: list[dict], verdict: str | None, experiment: str | None) -> list[dict]:
-    """The claims and laws with this verdict, of this experiment; None asks for all. Raises RunError if there is no such
+    """The claims and laws with this verdict, of this experiment; None selects all. Raises RunError if there is no such
     verdict or experiment."""
     if verdict is not None and verdict not in COLOURS:
-        raise RunError(f"there is no verdict '{verdict}'; there are {', '.join(COLOURS)}")
-    experiments = sorted({claim["experiment"] for claim in claims})
-    if experiment is not None and experiment not in experiments:
-        raise RunError(f"no claim is of '{experiment}'; there are {', '.join(experiments)}")
-    return [
-        claim for claim in claims if verdict in (None, claim["verdict"]) and experiment in (None, claim["experiment"])
-    ]
+        raise RunError(f"unknown verdict {verdict!r}; {suggest(verdict, COLOURS)}")
+    experiments = list(dict.fromkeys(claim["experiment"] for claim in claims))
+    name = None if experiment is None else experiment.replace("_", "-")
+    if name is not None and name not in experiments:
+        raise RunError(f"no claims of {experiment!r}; {suggest(name, experiments)}")
+    return [claim for claim in claims if verdict in (None, claim["verdict"]) and name in (None, claim["experiment"])]
+
+
+def suggest(word: str, names: Iterable[str]) -> str:
+    """The closest of the names as a question, if one is close, and all of them."""
+    names = list(names)
+    closest = difflib.get_close_matches(word, names, n=1)
+    return f"{f'did you mean {closest[0]}? Choose' if closest else 'choose'} from: {', '.join(names)}"
+
+
+def show_summary(claims: list[dict]) -> None:
+    """Prints how many claims and laws have which verdict, in total and in one line per experiment, which also says if a
+    law is broken or a row stale."""
+    show_total(claims)
+    stale, late, unrecorded = (
+        (sum(map(bool, flags)) for flags in zip(*map(flags_of, claims), strict=True)) if claims else (0, 0, 0)
+    )
+    print(f"{stale} stale; {late} with a rule written after the measurement; {unrecorded} without a record of the code")
+    print(covered(claims))
+    by_experiment: dict[str, list[dict]] = {}
+    for claim in claims:
+        by_experiment.setdefault(claim["experiment"], []).append(claim)
+    if not by_experiment:
+        return
+    width = max(len("experiment"), *map(len, by_experiment))
+    print(f"\n{'experiment':{width}}  {'state':6}  claims and laws")
+    for experiment, rows in by_experiment.items():
+        print(f"{experiment:{width}}  {state_of(rows):6}  {counted(rows)}")
+    print("\nAll claims of an experiment: etude claims --figure NAME. All claims: etude claims --all")
+
+
+def flags_of(claim: dict) -> tuple[bool, bool, bool]:
+    """Whether a claim is stale, its rule was written after the measurement, and its record does not name the code."""
+    return claim["verdict"] == "stale", bool(claim.get("after_the_fact")), bool(claim.get("unrecorded"))
+
+
+def state_of(claims: list[dict]) -> str:
+    """The worst state of an experiment's claims and laws: broken, stale, or ok."""
+    verdicts = {claim["verdict"] for claim in claims}
+    return next((state for state in ("broken", "stale") if state in verdicts), "ok")
 
 
 def show_total(claims: list[dict]) -> None:
     """Prints how many claims and laws there are of each verdict."""
-    from rich.console import Console
-
     for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))):
-        Console().print(format_total(kind, group), highlight=False)
+        print(format_total(kind, group))
 
 
 def format_total(kind: str, group: list[dict]) -> str:
-    """How many there are, and of each verdict: 3 claims: 2 reproduced, 1 partly."""
+    """The number of claims or laws, in all and by verdict, such as `3 claims: 2 reproduced, 1 partly`."""
     count = Counter(claim["verdict"] for claim in group)
     verdict_counts = ", ".join(f"{count[verdict]} {verdict}" for verdict in COLOURS if count[verdict])
     return f"{len(group)} {kind if len(group) != 1 else kind[:-1]}{': ' if verdict_counts else ''}{verdict_counts}"
 
 
 def counted(claims: list[dict]) -> str:
-    """How many claims and laws an experiment has, of which verdicts, in a line."""
+    """The numbers of an experiment's claims and laws by verdict, in one line."""
     return "; ".join(
         format_total(kind, group) for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))) if group
     )
@@ -431,15 +495,11 @@ def counted(claims: list[dict]) -> str:
 
 def show_open(claims: list[dict]) -> None:
     """Prints the statements that are not tested, with the reasons, and the share that is tested."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("not tested", "source", "why", box=None, header_style="bold", pad_edge=False)
-    for statement, reason in open_statements(claims):
-        table.add_row(statement.says, statement.section, reason)
-    console = Console()
-    console.print(table)
-    console.print(covered(claims), highlight=False)
+    rows = [
+        (statement.name, statement.says, statement.section, reason) for statement, reason in open_statements(claims)
+    ]
+    print_table(("name", "not tested", "source", "why"), rows)
+    print(covered(claims))
 
 
 def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
@@ -471,8 +531,8 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"--quick only checks that it runs; its numbers prove nothing. Verdicts come from the full "
-        f"experiment: etude figure {experiment}",
+        f"--quick only checks that the code runs, and gives no verdicts. The full experiment does: "
+        f"etude figure {experiment}",
         highlight=False,
     )
 

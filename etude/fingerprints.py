@@ -213,7 +213,7 @@ def renew(name: str, at: str | None = None) -> str:
     commit = at or record.get("renewed", {}).get("commit") or record["machine"]["commit"]
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         advice = "give --at one that is" if at else f"run it again: etude figure {name}"
-        raise RunError(f"{commit}, with which {name} is to be compared, is no commit of this checkout; {advice}")
+        raise RunError(f"cannot compare {name} with {commit}, which is not a commit of this checkout; {advice}")
     if at and (
         not is_recorded(record)
         or {half: record[half] for half in ("sources", "rules")} != fingerprints(entry.sim, at_commit(at))
@@ -227,7 +227,7 @@ def renew(name: str, at: str | None = None) -> str:
         after = quick_record(name, at=None, folder=Path(folder))
     if difference := _find_difference(before, after):
         raise RunError(
-            f"{name} measures something else since {commit[:12]}: {difference}; run it again: etude figure {name}"
+            f"{name} gives other results since {commit[:12]}: {difference}; run it again: etude figure {name}"
         )
     record["claims"] = _reword_claims(record["claims"], before["claims"], after["claims"])
     record |= fingerprints(entry.sim) | {

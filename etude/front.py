@@ -73,12 +73,21 @@ def commands() -> str:
         "```",
         "",
     ]
+    core, test = (install_size(name) for name in ("CORE_SIZE", "TEST_SIZE"))
     note = (
         f"On {machine['cores']} cores ({machine['cpu']}), without a GPU. Needs Git, make, Python 3.11 or newer, and "
-        "2 GB of disk (4 GB for the tests) with PyTorch's CPU build. "
+        f"{core} of disk ({test} for the tests) with PyTorch's CPU build. "
         "[Your first hour](docs/first-hour.md) goes through it."
     )
     return "\n".join([*lines, prose(note)])
+
+
+def install_size(name: str) -> str:
+    """A size that the Makefile prints before it installs."""
+    match = re.search(rf"^{name} := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise ValueError(f"the Makefile does not set {name}")
+    return match[1]
 
 
 def gain() -> str:

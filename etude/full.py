@@ -17,10 +17,14 @@ from kit.settings import RunError
 __all__ = ["run"]
 
 NO_CHECKPOINT = (
-    "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. `hf download "
-    "Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER` gets "
-    "one; `etude run recipe --scale small` makes tiny ones, in checkpoints/"
+    "a full run starts from a checkpoint: --checkpoint FOLDER, a Hugging Face folder. Download one with "
+    "`hf download Qwen/Qwen3-30B-A3B-Base --local-dir FOLDER`, or use a tiny one of a small run: "
+    "runs/small/checkpoints/mid-cpt, after make small"
 )
+LESS_MEMORY = (
+    ". If a GPU ran out of memory: shorter rows, fewer rows per forward pass, or more GPUs; etude plan estimates it"
+)
+"""Hint after ranks on GPUs have failed."""
 
 
 def run(
@@ -81,7 +85,7 @@ def run(
         )
         code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.restarts)
     if code:
-        raise RunError(f"the ranks of {entry.name} failed; their errors are above. Continue with: {resume_command}")
+        raise RunError(describe_failure(entry.name, resume_command, backend))
     show(out)
     afterwards.show(afterwards.of_full(out, entry.name in RL))
 
@@ -116,7 +120,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
             )
             code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
-            raise RunError(f"the ranks of the recipe failed; their errors are above. Continue with: {resume_command}")
+            raise RunError(describe_failure("the recipe", resume_command, backend))
         outcome.show(out)
 
 
@@ -139,8 +143,16 @@ def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: st
             )
             code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, 0)
         if code:
-            raise RunError(f"the ranks of {DELETION} failed; their errors are above. Continue with: {resume_command}")
+            raise RunError(describe_failure(DELETION, resume_command, "gloo"))
     deletion.show(out)
+
+
+def describe_failure(name: str, resume_command: str, backend: str) -> str:
+    """The error message after ranks have failed."""
+    return (
+        f"the ranks of {name} failed; their errors are above. Continue with: "
+        f"{resume_command}{LESS_MEMORY * (backend == 'nccl')}"
+    )
 
 
 def check_work(config, name: str, ranks: int) -> None:
@@ -156,8 +168,7 @@ def check_work(config, name: str, ranks: int) -> None:
         raise RunError(f"corpus {corpus} is not a folder; see --corpus and --set corpus=…")
     if ranks == 1 and config.dtype != "float32":
         raise RunError(
-            f"dtype={config.dtype} applies to gathered weights, and a single rank gathers none; use "
-            f"--set dtype=float32 or more ranks (--nproc)"
+            f"dtype={config.dtype} needs more than one rank (--nproc); with one rank use --set dtype=float32"
         )
     try:
         network = config_of(config.checkpoint)

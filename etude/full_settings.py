@@ -1,4 +1,4 @@
-"""What a full run is told: the settings of every technique, how many ranks it has, how they share the work."""
+"""Settings of full runs: those of every technique, the number of ranks, and how they share the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any, cast
 from kit.disk import read_json
 from kit.settings import RunError, fill
 
-__all__ = ["DELETION", "PRETRAINING", "RL", "as_begun", "count", "grouped", "layout", "settings"]
+__all__ = [
+    "DELETION",
+    "PRETRAINING",
+    "RL",
+    "as_begun",
+    "count",
+    "grouped",
+    "layout",
+    "one_gpu_options",
+    "rehearsal_options",
+    "settings",
+]
 
 PRETRAINING: dict[str, dict] = {
     "cpt": {},
@@ -74,14 +85,14 @@ def as_begun(config, out: Path, free: Sequence[str] = FREE, part: Callable[[dict
         before = part(read_json(out / "config.json")["config"])
         return dataclasses.replace(config, **{name: before[name] for name in free})
     except (OSError, ValueError, KeyError, TypeError):
-        return config  # Run.open says what is wrong with it
+        return config  # Run.open raises the error
 
 
 def grouped(
     toml: dict, sets: Sequence[str | tuple[str, Any]], nproc: int | None, backend: str
 ) -> list[tuple[str, Any]]:
-    """The settings that make a full run of async-rl of a small one: its trainer is a group of ranks. Raises RunError as
-    `count`, and where ranks are those of a Ray cluster and nobody says how many."""
+    """The settings that turn a small run of async-rl into a full one, whose trainer is a group of ranks. Raises
+    RunError as `count`, and if the ranks are those of a Ray cluster and their number is not given."""
     config = settings("async-rl", backend, toml, sets)
     on_ray = config.runtime == "ray"  # which counts its GPUs itself
     if on_ray and nproc is None:
@@ -103,28 +114,45 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
     gpu_count = torch.cuda.device_count()
     minimum = nproc or max(config.ep, config.cp, 1)
     if gpu_count < minimum:
-        # Of the recipe, the sizes are for GPUs too.
-        small = (
-            "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint "
-            "runs/small/checkpoints/mid-cpt, after make small"
-        )
+        command = f"etude run {name} --scale full"
+        one_gpu = f"On one GPU: {command} {one_gpu_options(name)}. " if minimum > 1 else ""
         raise RunError(
-            f"{name} at full scale needs {minimum} CUDA GPUs (ep={config.ep}, cp={config.cp}); this machine has "
-            f"{gpu_count}. To rehearse it on CPUs: "
-            f"etude run {name} --scale full "
-            f"{small if name in ('recipe', 'cpt-rl') else '--backend gloo --nproc 4'}. To estimate "
-            f"its cost: etude plan"
+            f"{name} at full scale needs {minimum} CUDA GPU{'s' * (minimum > 1)} (ep={config.ep}, "
+            f"cp={config.cp}); this machine has {gpu_count}. "
+            f"{one_gpu}On CPUs: {command} {rehearsal_options(name)}. To estimate its cost: etude plan"
         )
     return nproc or gpu_count
 
 
+def one_gpu_options(name: str) -> str:
+    """The options of `etude run NAME --scale full` for a single GPU. They leave out --checkpoint."""
+    if name in ("recipe", "cpt-rl"):
+        return "--nproc 1 --config examples/rehearsal.toml --set cluster.ep=1"
+    if name == "async-rl":
+        return "--nproc 1 --set cluster.cp=1 --set cluster.ep=1"
+    return "--nproc 1 --set cp=1 --set ep=1 --set dtype=float32 --set length=2048" + " --set rl.max_len=2048" * (
+        name in RL
+    )
+
+
+def rehearsal_options(name: str) -> str:
+    """The options of `etude run NAME --scale full` for a rehearsal on CPUs."""
+    if name in ("recipe", "cpt-rl"):  # their defaults have the sizes of GPUs
+        return (
+            "--backend gloo --nproc 2 --config examples/rehearsal.toml --checkpoint "
+            "runs/small/checkpoints/mid-cpt, after make small"
+        )
+    return "--backend gloo --nproc 4"
+
+
 def layout(config, ranks: int) -> dict[str, int]:
-    """dp, cp and ep for this number of ranks."""
+    """dp, cp and ep for this number of ranks. Raises RunError if they do not fit it."""
+    hint = "; for one rank: --set cp=1 --set ep=1 --set dtype=float32" if ranks == 1 else ""
     if ranks % config.cp:
-        raise RunError(f"cp={config.cp} must divide the number of ranks, {ranks}; see --set cp=… and --nproc")
+        raise RunError(f"cp={config.cp} must divide the number of ranks, {ranks}; see --set cp=… and --nproc{hint}")
     split = {"dp": ranks // config.cp, "cp": config.cp, "ep": config.ep}
     if ranks % config.ep:
-        raise RunError(f"ep={config.ep} must divide the number of ranks, {ranks}; see --set ep=… and --nproc")
+        raise RunError(f"ep={config.ep} must divide the number of ranks, {ranks}; see --set ep=… and --nproc{hint}")
     try:
         config.check(split["dp"])
     except ValueError as error:

@@ -1,5 +1,4 @@
-"""What the commands share: settings that stand in files and on the command line, folders, and the names that a shell
-completes."""
+"""Helpers of the commands: settings in files and on the command line, folders, and names for shell completion."""
 
 from __future__ import annotations
 
@@ -33,7 +32,9 @@ __all__ = [
 ]
 
 LOG = typer.Option(
-    help="Where metrics go beside TensorBoard's files: trackio or wandb.", show_default="nowhere", metavar="NAME"
+    help="Also log metrics to trackio or wandb, in addition to TensorBoard's files.",
+    show_default="none",
+    metavar="NAME",
 )
 
 
@@ -89,12 +90,12 @@ def read_toml(path: Path | None) -> dict:
 
 
 def stored_config(out: Path, technique: str) -> dict:
-    """The settings the run started with; --resume need not repeat them."""
+    """The settings with which the run started; --resume need not repeat them."""
     try:
         record = read_json(out / "config.json")
         return record["config"] if record["technique"] == technique and isinstance(record["config"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
-        return {}  # Run.open says what is wrong with it
+        return {}  # Run.open raises the error
 
 
 def merge(below: dict, above: dict) -> dict:
@@ -106,14 +107,14 @@ def merge(below: dict, above: dict) -> dict:
 
 
 def without(config: Path | None, toml: dict, what: str, *names: str) -> dict:
-    """The settings of a file without those of other runs that share it; prints a line if there are any."""
+    """The settings of a file without those for other kinds of runs; prints a line if there are any."""
     if left := [name for name in names if name in toml]:
-        print(f"{config}: {what} leaves out {' and '.join(left)}, which other runs of this file have")
+        print(f"{config}: {what} ignores {' and '.join(left)}, for other runs with this file")
     return {key: value for key, value in toml.items() if key not in left}
 
 
 def unused(out: Path) -> Path:
-    """The folder if it is free, otherwise the first free one of OUT-2, OUT-3, …; prints a line if it had to move on."""
+    """The folder if it is free, otherwise the first free one of OUT-2, OUT-3, …; prints a line if it is another one."""
 
     def is_taken(path: Path) -> bool:
         return path.exists() and not (path.is_dir() and not any(path.iterdir()))
@@ -143,5 +144,5 @@ def check_unprepared(corpus: str | None) -> None:
 
         if is_prepared(corpus):
             raise settings.RunError(
-                f"corpus {corpus} is prepared for full runs (--scale full); a small run reads a folder of code"
+                f"corpus {corpus} is prepared for full runs (--scale full); for a small run pass a folder of code"
             )

@@ -1,7 +1,7 @@
-"""The words of the field that the project uses: what each means, and a page or a lesson in which it is at work.
+"""The glossary: the terms of the field that the project uses, each with a page or a lesson that uses it.
 
-The explorer shows them all, explains those of a page beside its first words, and `etude glossary` prints them. A test
-holds that they are sorted, that what a term names exists, and that it occurs there.
+The explorer shows all terms and explains those of each page; `etude glossary` prints them. A test checks that they are
+sorted, that the pages and lessons of a term exist, and that it occurs there.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["TERMS", "Term", "find", "told", "used"]
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the field."""
+    """One term of the field."""
 
     word: str
     """The term."""
     says: str
     """What it means, in one or two sentences."""
     where: tuple[str | int, ...]
-    """Where it is at work: names of pages of the explorer, and numbers of lessons."""
+    """Where it is used: names of pages of the explorer, and numbers of lessons."""
     see: tuple[str, ...] = ()
-    """Other terms that one should know with it."""
+    """Related terms."""
     forms: tuple[str, ...] = ()
-    """What else the same thing is called there."""
+    """Other names of the same thing."""
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -39,13 +39,7 @@ class Term:
 
 
 TERMS: tuple[Term, ...] = (
-    Term(
-        "acceptance rate",
-        "The share of drafts that the model keeps, because it would have written them itself.",
-        (3,),
-        ("draft", "depth"),
-        ("acceptance",),
-    ),
+    Term("acceptance rate", "The share of drafts that the model accepts.", (3,), ("draft", "depth"), ("acceptance",)),
     Term(
         "advantage",
         "By how much a rollout's reward exceeds that of its group. Its sign says whether its tokens become likelier.",
@@ -53,13 +47,13 @@ TERMS: tuple[Term, ...] = (
     ),
     Term(
         "alarm",
-        "What the monitor raises when a habit has changed, at a chance of error that was fixed beforehand.",
+        "Raised by the monitor when a statistic of the rollouts has changed, with an error rate fixed in advance.",
         (18,),
         ("e-process",),
     ),
     Term(
         "anchor",
-        "A version of the weights that is stored whole, so that a reader needs no older one.",
+        "A version of the weights that is stored in full, so that a reader needs no older one.",
         ("weight-sync", 12),
         ("delta",),
     ),
@@ -77,39 +71,39 @@ TERMS: tuple[Term, ...] = (
     ),
     Term(
         "budget",
-        "The one number by which the loss of a step is divided, whoever computes which part of it.",
+        "The number by which the loss of a step is divided, the same on every rank and micro-batch.",
         ("advantages", 4),
         ("token",),
     ),
     Term(
         "chain",
-        "A rollout that went on through several contexts, each opened by the summary of the one before it.",
+        "A rollout in several contexts, each of which starts with the summary of the previous one.",
         ("summary", 7),
         ("segment",),
     ),
     Term(
         "context",
-        "What the network reads before it writes the next token. It has a length that cannot be exceeded.",
+        "The tokens that the network reads before it writes the next one. Its length is limited.",
         ("summary", 7),
         ("segment",),
     ),
     Term("context parallelism", "Ranks share the tokens of one sequence.", (11,), ("rank", "expert parallelism")),
     Term(
         "delta",
-        "What has changed from one version of the weights to the next, coded without loss.",
+        "The change from one version of the weights to the next, encoded without loss.",
         ("weight-sync", 12),
         ("anchor",),
     ),
     Term(
         "depth",
-        "Of a draft layer: how many tokens ahead of the next one it guesses. Of a task in the small "
+        "Of a draft layer: how many tokens after the next one it predicts. Of a task in the small "
         "world: how many helpers of helpers must be read.",
         (3, 0),
         ("draft",),
     ),
     Term(
         "draft",
-        "A token that a small layer guesses, before the whole model has checked it.",
+        "A token that a small layer proposes, before the full model has checked it.",
         ("mtp", 3),
         ("acceptance rate",),
     ),
@@ -120,16 +114,18 @@ TERMS: tuple[Term, ...] = (
         ("alarm",),
         ("evidence",),
     ),
-    Term("effort", "What a rollout took: a weighted sum of its tokens, calls and turns.", ("penalties", 6), ("price",)),
+    Term(
+        "effort", "The cost of a rollout: a weighted sum of its tokens, calls and turns.", ("penalties", 6), ("price",)
+    ),
     Term(
         "entropy",
-        "How undecided a distribution is, in nats or bits. It falls while RL makes some rollouts likelier.",
+        "The uncertainty of a distribution, in nats or bits. It falls while RL makes some rollouts likelier.",
         (12,),
         ("nat",),
     ),
     Term(
         "environment",
-        "Whatever answers the agent's calls: files, tools, tests, and a grader.",
+        "What the agent interacts with: files, tools, tests, and a grader.",
         ("episodes", 15),
         ("sandbox",),
     ),
@@ -148,18 +144,17 @@ TERMS: tuple[Term, ...] = (
     ),
     Term(
         "gate",
-        "The weight with which an expert's answer enters the sum; elsewhere a test that a policy must "
-        "pass before it is shipped.",
+        "The weight of an expert's output in the sum; elsewhere a test that a policy must pass before it is shipped.",
         (8, 18),
     ),
     Term("group", "Rollouts of one prompt that are compared with each other.", ("advantages", 4), ("advantage",)),
     Term("held-out", "What no training stage has seen: tasks, functions, a codebase.", ("recipe", 0)),
     Term(
-        "hint", "Words put in front of a message in which a rollout went wrong.", ("textual-feedback", 16), ("teacher",)
+        "hint", "A text placed before a message in which a rollout went wrong.", ("textual-feedback", 16), ("teacher",)
     ),
     Term(
         "KL",
-        "How far one distribution is from another. Without a word beside it: of the policy from its reference.",
+        "How far one distribution is from another. Without further words: of the policy from its reference.",
         ("kl", 5),
         ("reference policy",),
     ),
@@ -177,37 +172,42 @@ TERMS: tuple[Term, ...] = (
         ("rank", "shard"),
     ),
     Term("nat", "A unit of information with the natural logarithm: 0.69 nats are one bit.", ("kl", 5)),
-    Term("nop", "A solution that does nothing. A good task pays it nothing.", (14,), ("oracle",)),
+    Term("nop", "A solution that changes nothing. Its reward should be 0.", (14,), ("oracle",)),
     Term(
         "off-policy",
-        "Learned from tokens that another policy sampled than the one being trained.",
+        "Training on tokens that were sampled by another policy than the one being trained.",
         (5,),
         ("staleness",),
     ),
     Term(
         "oracle",
-        "Who knows the right answer: a closed form beside an estimate, or a script that writes the original code.",
+        "A source of the right answer: a closed form for an estimate, or a script that writes the original code.",
         (5, 15),
         ("nop",),
     ),
     Term(
         "perplexity",
-        "How many tokens a model hesitates between, on average: e to the power of its nats per token.",
+        "The effective number of tokens among which a model chooses: e to the power of its nats per token.",
         (1,),
         ("nat", "bits per byte"),
     ),
-    Term("policy", "The network seen as somebody who acts: it gives each next token a probability.", (4, "kl")),
-    Term("price", "What a unit of effort, or a habit, takes from the reward.", ("penalties", 17), ("effort",)),
-    Term("rank", "One process among those that train together; each holds its part.", (11,), ("shard",)),
+    Term("policy", "The network as an agent: it gives each possible next token a probability.", (4, "kl")),
+    Term(
+        "price",
+        "The coefficient of a penalty: what a unit of effort, or an unwanted behaviour, subtracts from the reward.",
+        ("penalties", 17),
+        ("effort",),
+    ),
+    Term("rank", "One of the processes that train together; each has its part of the work.", (11,), ("shard",)),
     Term(
         "reference policy",
-        "The policy from which RL is not to stray far, usually the one before RL.",
+        "The policy to which RL stays close, usually the one before RL.",
         ("kl", 5),
         ("KL",),
         ("reference",),
     ),
     Term(
-        "reward", "What a rollout is paid in the end: for its tests, less its price.", ("advantages", 4), ("advantage",)
+        "reward", "The score of a finished rollout: for its tests, minus penalties.", ("advantages", 4), ("advantage",)
     ),
     Term(
         "rollout",
@@ -218,7 +218,7 @@ TERMS: tuple[Term, ...] = (
     Term("router", "The small layer that chooses a token's experts.", ("replay", 8), ("expert",)),
     Term(
         "sandbox",
-        "A machine within the machine, where an agent may do what it likes and reaches nothing else.",
+        "An isolated environment in which an agent can run any code and reaches nothing outside.",
         (15,),
         ("snapshot",),
     ),
@@ -227,7 +227,7 @@ TERMS: tuple[Term, ...] = (
     Term("snapshot", "A stored state of a sandbox's files, named by their content.", (15,), ("sandbox",)),
     Term(
         "staleness",
-        "How many steps old the weights may be that sampled what is trained on.",
+        "The maximum age, in steps, of the weights that sampled the training data.",
         ("async-rl", 13),
         ("off-policy",),
     ),
@@ -239,7 +239,7 @@ TERMS: tuple[Term, ...] = (
     ),
     Term(
         "teacher",
-        "Whose distribution is imitated: the main head by draft layers, or the policy that has read a hint.",
+        "The source of a distribution to imitate: the main head for draft layers, or the policy with a hint.",
         ("textual-feedback", 3),
         ("hint",),
     ),
@@ -249,7 +249,7 @@ TERMS: tuple[Term, ...] = (
         ("watch", 0),
         ("logit",),
     ),
-    Term("turn", "What an agent says before the environment answers.", ("watch", 7), ("environment",)),
+    Term("turn", "What an agent writes before the environment replies.", ("watch", 7), ("environment",)),
 )
 
 
@@ -263,7 +263,7 @@ def find(word: str) -> Term:
             return terms_by_word[form]
     close = get_close_matches(query, terms_by_word, n=3)
     suggestion = f"did you mean {', '.join(terms_by_word[name].word for name in close)}? " if close else ""
-    raise RunError(f"the glossary has no {word!r}; {suggestion}etude glossary lists all terms")
+    raise RunError(f"the glossary has no term {word!r}; {suggestion}etude glossary lists all terms")
 
 
 def used(text: str) -> list[Term]:

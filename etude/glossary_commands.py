@@ -1,4 +1,4 @@
-"""The command `etude glossary`: words in, one call into a room."""
+"""The command `etude glossary`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def glossary(
         typer.Argument(
             help="A term, such as advantage.",
             metavar="TERM",
-            show_default="all of them",
+            show_default="all terms",
             autocompletion=lambda: [definition.word for definition in TERMS],
         ),
     ] = None,
 ) -> None:
-    """Explain the words of the field: what a term means, and where it is at work."""
+    """Explain a term of the field."""
     for definition in [find(" ".join(term))] if term else TERMS:
         print(format_term(definition))
 
 
 def format_term(term: Term) -> str:
-    """A term for the terminal."""
+    """A term as text for the terminal."""
     places = [
         f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where
     ]
     also = f" See also: {', '.join(term.see)}." if term.see else ""
     says = textwrap.fill(
-        f"{term.says}{also} At work in: {', '.join(places)}.", 100, initial_indent="  ", subsequent_indent="  "
+        f"{term.says}{also} Used in: {', '.join(places)}.", 100, initial_indent="  ", subsequent_indent="  "
     )
     return f"{term.word}\n{says}"

@@ -1,4 +1,4 @@
-"""`etude tasks grade`: what a trainer would pay for a folder that an agent, or a person, has left."""
+"""`etude tasks grade`: grades a folder as the solution of a task, as a trainer would."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["grade_folder"]
 def grade_folder(
     name: str, folder: Path, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind, ask: bool, as_json: bool
 ) -> float:
-    """Grades a folder, and says what it is paid and why. `folders`: of recipes. `ask`: with fresh inputs, too. Gives
-    the reward. Raises RunError where there is no such task, and where the folder holds nothing that could be graded."""
+    """Grades a folder, prints the reward with its terms, and returns it. `folders`: of recipes. `ask`: with fresh
+    inputs, too. Raises RunError if there is no such task, or if the folder contains nothing to grade."""
     files = _list_files(folder)
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam = exam_of(task, package)
     if not any(file in exam.editable for file in files):
         editable = ", ".join(exam.editable.names)
         raise RunError(
-            f"{folder} holds none of the files that {task.id} may change: {editable}; lay it out as the package is"
+            f"{folder} contains none of the files that {task.id} may change: {editable}; use the layout of the package"
         )
     judges = judges_of(kind)
     try:
@@ -55,13 +55,13 @@ def _list_files(folder: Path) -> list[str]:
     """The names of the regular files beneath a folder. Raises RunError where there are none."""
     if not folder.is_dir():
         raise RunError(
-            f"{folder} is no folder; expected one with the files that an agent left"
+            f"{folder} is not a folder; expected a folder with the files of a solution"
             if folder.exists()
             else f"{folder} does not exist"
         )
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if not files:
-        raise RunError(f"{folder} is empty; expected the files that an agent left")
+        raise RunError(f"{folder} is empty; expected the files of a solution")
     return files
 
 

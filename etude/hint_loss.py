@@ -36,7 +36,7 @@ def sequences(row: dict, render: Template, agent: Agent) -> tuple[Tokens, Hinted
         encode_reply(row["teacher"], row, render, agent),
     )
     if not torch.equal(student[0][student[1]], teacher[0][teacher[1]]):
-        raise ValueError("the chat template writes the reply otherwise behind the hint")
+        raise ValueError("the chat template renders the reply differently after the hint")
     return student[0], Hinted(teacher[0], student[1], teacher[1])
 
 
@@ -44,7 +44,7 @@ def moves(folder: Path) -> Callable[[dict], Iterator[str]]:
     """A function from a hint, as `environments.harness.hints.row` gives it, to a line about the checkpoint in a folder.
     Raises RunError where none lies there that reads conversations."""
     if not is_checkpoint(folder):
-        raise RunError(f"{folder} is no checkpoint; a run has some in its folder checkpoints/")
+        raise RunError(f"{folder} is not a checkpoint; a run has some in its folder checkpoints/")
     agent = agent_in(folder)
     render, model = template_of(folder, agent.language), agent.network().eval()
 

@@ -1,5 +1,5 @@
-"""`etude tasks hints`: where episodes on real tasks went wrong, what their policy could have been told there, and lines
-for training on it."""
+"""`etude tasks hints`: finds where episodes on real tasks went wrong, with a hint for each place, and writes them for
+training."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Pol
     """The judge, if one is asked. Raises RunError."""
     if source == "errors":
         if model or name:
-            raise RunError("--model and --name are of a judge: --source judge asks one")
+            raise RunError("--model and --name are for a judge; add --source judge")
         return None
     if not model or not name:
         raise RunError(
             "--source judge needs --model ADDRESS, such as http://localhost:8000/v1, and --name NAME, "
-            "the model's name there"
+            "the model's name on the server"
         )
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -118,9 +118,9 @@ def hints(
     `loss`: a checkpoint; how far each hint moves its prediction of the reply is said too. True if all could be read.
     Raises RunError."""
     if out is not None and out.exists():
-        raise RunError(f"{out} exists already; name another file with --out")
+        raise RunError(f"{out} already exists; choose another file with --out")
     if shown_gold and source == "errors":
-        raise RunError("--shown-gold shows the original code to a judge: --source judge asks one")
+        raise RunError("--shown-gold shows the original code to a judge; add --source judge")
     judge, explain_moves = make_judge(source, model, name), load_mover(loss)
     load_cached, rows, refused, all_read = cache(load_context), list[dict](), Counter[str](), True
     try:
@@ -173,7 +173,7 @@ def ask_judge(judge: Policy, lines: Sequence[dict], task: TaskContext, shown_gol
     try:
         fault = judged(judge, lines, task.visible_tests, task.gold if shown_gold else "")
     except BadAnswer as error:
-        raise RunError(f"the judge gave no answer, asked twice: {error}") from None
+        raise RunError(f"the judge gave no valid answer in two attempts: {error}") from None
     return [] if fault is None else [fault]
 
 

@@ -1,5 +1,5 @@
-"""`etude tasks install`: a folder is set up in a sandbox, in two stages, and what worked is kept as a small file that
-can be played again."""
+"""`etude tasks install`: sets a folder up in a sandbox, in two stages, and writes the steps that worked to a file that
+can be replayed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hosts_of(index: str, private: bool) -> tuple[dict[str, Host], str]:
     if Path(index).is_dir():
         return {INDEX: Host(Path(index))}, "/simple/"
     if "://" not in index:
-        raise RunError(f"--index {index} is no folder, and no address such as https://pypi.org/simple")
+        raise RunError(f"--index {index} is neither a folder nor an address such as https://pypi.org/simple")
     try:
         url = urllib.parse.urlsplit(index)
         server = f"{url.scheme}://{url.netloc}"
@@ -64,7 +64,7 @@ def hosts_of(index: str, private: bool) -> tuple[dict[str, Host], str]:
 def policy_of(model: str, name: str, sampling: dict) -> Policy:
     """A model behind an address. Raises RunError."""
     if not name:
-        raise RunError("a model behind an address has a name there: --name NAME")
+        raise RunError("a model on a server needs its name there: --name NAME")
     try:
         return Remote(
             model,
@@ -84,7 +84,7 @@ class Workspace:
         self.exit_stack, self.store, self.index = ExitStack(), own_store(cache_folder() / "store"), index is not None
         hosts, pages = hosts_of(index, private) if index is not None else ({}, None)
         if not folder.is_dir():
-            raise RunError(f"{folder} is no folder")
+            raise RunError(f"{folder} is not a folder")
         root = rooted()
         with tempfile.TemporaryDirectory(prefix="etude-install-") as name:
             tree = Path(name) / "tree"
@@ -129,7 +129,7 @@ def install(
     what was asked of the index. Without a policy, a script plays both stages. Raises RunError, in one line, where the
     folder is not set up; Interrupted."""
     if out.exists() and not again:
-        raise RunError(f"{out} is there already; --again makes it anew, and --replay runs it")
+        raise RunError(f"{out} already exists; --again overwrites it, and --replay runs its steps")
     with (
         Workspace(folder, index, private, out.with_suffix(".requests.jsonl")) as workspace,
         AttemptLog(out.with_suffix(".tried.jsonl")) as attempt_log,
@@ -142,14 +142,14 @@ def install(
             attempt_log.add({"kind": "proposed", "steps": as_rows(steps)})
             result = _confirm(workspace.fresh, attempt(steps, workspace.fresh, revise, tries, attempt_log), attempt_log)
         except PolicyError as error:
-            raise RunError(f"{error}; {attempt_log.path} tells what was tried") from None
+            raise RunError(f"{error}; {attempt_log.path} records the attempts") from None
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; {attempt_log.path} tells what was tried") from None
+            raise Interrupted(f"interrupted; {attempt_log.path} records the attempts") from None
         attempt_log.add({"kind": "end", "good": result.good, "tries": result.tries})
         if not result.good:
             raise RunError(
                 f"{folder} is not set up after {_format_tries(result.tries)}: "
-                f"{_describe_fault(result)}{workspace.trouble()}; {attempt_log.path} tells what was tried"
+                f"{_describe_fault(result)}{workspace.trouble()}; {attempt_log.path} records the attempts"
             )
         working_steps = [outcome.step for outcome in result.outcomes if outcome.passed]
         fields = {
@@ -160,8 +160,8 @@ def install(
         }
         atomic_write(out, json.dumps({**fields, "steps": as_rows(working_steps)}, indent=1) + "\n")
     print(
-        f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the folder as "
-        f"they leave it is tree {result.tree}"
+        f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the resulting "
+        f"folder is tree {result.tree}"
     )
     return result
 
@@ -173,7 +173,9 @@ def replay(folder: Path, path: Path, index: str | None, private: bool = False) -
         record = read_json(path)
         steps = of_rows(record["steps"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} holds no steps ({one_line(str(error))}): `etude tasks install` writes them") from None
+        raise RunError(
+            f"{path} contains no steps ({one_line(str(error))}): `etude tasks install` writes them"
+        ) from None
     with (
         Workspace(folder, index, private, path.with_suffix(".requests.jsonl")) as workspace,
         AttemptLog(path.with_suffix(".tried.jsonl")) as attempt_log,
@@ -184,12 +186,12 @@ def replay(folder: Path, path: Path, index: str | None, private: bool = False) -
         try:
             result = attempt(steps, workspace.fresh, lambda *_: None, 1, attempt_log)
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; the file of steps is as it was") from None
+            raise Interrupted("interrupted; the file of steps is unchanged") from None
         attempt_log.add({"kind": "end", "good": result.good, "tries": 1})
         if not all(outcome.passed for outcome in result.outcomes):
-            raise RunError(f"{folder}: what worked once does not: {_describe_fault(result)}{workspace.trouble()}")
-    tree_note = "the same tree as then" if result.tree == record.get("prepared") else "another tree than then"
-    print(f"{path}: all {len(steps)} steps work, and leave {tree_note}, {result.tree}")
+            raise RunError(f"{folder}: a recorded step fails now: {_describe_fault(result)}{workspace.trouble()}")
+    tree_note = "the recorded tree" if result.tree == record.get("prepared") else "another tree than the recorded one"
+    print(f"{path}: all {len(steps)} steps work; the result is {tree_note}, {result.tree}")
     return result
 
 
@@ -271,7 +273,7 @@ def _confirm(fresh: Callable, first_attempt: Attempt, attempt_log: AttemptLog) -
 def _describe_fault(result: Attempt) -> str:
     failed: Sequence[Outcome] = [outcome for outcome in result.outcomes if not outcome.passed and outcome.step.needed]
     if not failed:
-        return "all checks passed before anything was done, and tell nothing"
+        return "all checks passed before any step, so they check nothing"
     suffix = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"{_describe_step(failed[0].step)}: {why(failed[0])}{suffix}"
 

@@ -143,7 +143,7 @@ def ratios() -> list[Ratio]:
             "bandwidth of its quantiser over others'",
             6.2 / 4.5,
             1.0,
-            "both move the same bytes; the floor knows no better and worse code",
+            "both move the same bytes; the model does not distinguish better and worse code",
         ),
         Ratio(
             "the layer in MXFP8 over bfloat16, B200",

@@ -67,7 +67,7 @@ class Compiler:
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
-            last = (self.errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            last = (self.errors.read().strip().splitlines() or ["no message"])[-1]
             raise RunError(f"the process that compiles kernels died: {last}")
         return parse_json(line)
 
@@ -111,7 +111,7 @@ def compile_all(
         numbers = [number for number, job in enumerate(first.jobs) if job["key"] in keys]
         if not numbers:
             raise RunError(
-                f"no kernel or use is called {name!r}; there are: "
+                f"no kernel or use contains {name!r}; the kernels are "
                 f"{', '.join(sorted({job['kernel'] for job in first.jobs}))}"
             )
         records: dict[int, dict] = {}
@@ -156,7 +156,7 @@ def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
         numbers = [number for number, job in enumerate(instance.jobs) if is_match(job, name, target)]
         if not numbers:
             raise RunError(
-                f"no kernel or use is called {name!r}; there are: "
+                f"no kernel or use contains {name!r}; the kernels are "
                 f"{', '.join(sorted({job['kernel'] for job in instance.jobs}))}"
             )
         return instance.jobs[numbers[0]], instance.ask(numbers[0], what)["text"], len(numbers) - 1
@@ -184,7 +184,7 @@ def play(name: str | None, target: str | None, what: str | None, out: Path | Non
         return
     is_part = name is not None or target is not None
     if is_part and out is not None:
-        raise RunError("--out takes the complete table: leave out NAME and --target")
+        raise RunError("--out writes the complete table only; leave out NAME and --target")
     with progress_line() as progress:
         records, versions = compile_all(name, target, progress)
     show(records, versions, each=name is not None)
@@ -248,7 +248,7 @@ def show(found: list[dict], versions: dict[str, str], each: bool = False) -> Non
     print(
         f"Triton {versions['triton']}, ptxas {versions['ptxas']}. Registers and spilled bytes are per "
         f"thread, shared memory per block. "
-        "FLOPs and bytes are a program's.\nThe floor is the roofline's on H200, B200 and MI355X at the "
+        "FLOPs and bytes are per program.\nThe floor is the roofline's on H200, B200 and MI355X at the "
         "registry's sizes; docs/speed.md has "
         "what an H100 measured."
     )

@@ -113,7 +113,7 @@ def check(c: Ladder, ranks: int) -> None:
     e = c.experiment
     if e.budgets[0] <= c.training.long_length:
         raise RunError(
-            f"study.budgets: {e.budgets[0]:,} tokens are no more than a long row, "
+            f"study.budgets: {e.budgets[0]:,} tokens must be more than one long row, "
             f"training.long_length={c.training.long_length:,}"
         )
     for name in ("demonstrations", "tasks"):
@@ -122,7 +122,7 @@ def check(c: Ladder, ranks: int) -> None:
                 f"study.{name} must be at least the number of ranks, {ranks}, to give each rank one; got {n}"
             )
     if c.sft.conversations is not None:
-        raise RunError("cpt-rl measures the agent's own SFT, on demonstrations; leave out sft.conversations")
+        raise RunError("cpt-rl measures SFT on the small world's demonstrations; leave out sft.conversations")
     chain.check(rung(c, e.budgets[-1], 0), ranks)
 
 

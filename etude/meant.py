@@ -1,8 +1,8 @@
-"""What a name is that stands where another kind of name is expected: a technique, a figure, a command, the folder of a
-run.
+"""Suggestions for mistyped names, and for names of another kind than the command expects: a technique, a figure, a
+command, a run's folder.
 
-Each of these has a door of its own, and a reader knows the name before the door. An error names the command that was
-meant."""
+The error message names the command that takes such a name. `Commands` orders the commands of `etude --help` by panel.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +19,31 @@ from etude import catalog
 from kit.disk import read_json
 from kit.settings import RunError
 
-__all__ = ["Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
+__all__ = ["PANELS", "Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
 
+PANELS = {
+    "Start": ("play", "list", "glossary", "explore", "lesson", "challenge"),
+    "Train": ("run", "eval", "plan", "data", "export-sft", "examples"),
+    "Reproduce": ("figure", "claims", "results"),
+    "Environments": ("tasks", "show"),
+    "Develop": ("bench", "kernels"),
+}
+"""The groups of commands in `etude --help`, in order."""
 MAY_BE_EMPTY = ("--name", "--model", "--who")
-"""Options whose default is empty text, which may be given, too."""
+"""Options that accept an empty value, because their default is one."""
 NON_TECHNIQUES = ("data", "eval base")
-"""What folders are begun with, and is no technique: the command that goes on with one needs more than the folder."""
+"""Names of runs that are no techniques: to resume one, its command needs more than the folder."""
 
 
 def what_is(word: str) -> str:
-    """Says of a technique or a figure what it is, with the commands that play it; empty for any other word."""
+    """Describes a technique or a figure, with the commands that run it; empty for any other word."""
     kinds = {"technique": ("run", catalog.find(word)), "figure": ("figure", catalog.find_experiment(word))}
     commands = {kind: f"etude {verb} {entry.name}" for kind, (verb, entry) in kinds.items() if entry is not None}
     return f"{word} is a {' and a '.join(commands)}: {', '.join(commands.values())}" if commands else ""
 
 
 def begun(folder: Path) -> str:
-    """What the folder of a run was begun with, such as `recipe` or `figure mtp`; empty for what is no such folder."""
+    """The name of the run in a folder, such as `recipe` or `figure mtp`; empty if the folder holds no run."""
     try:
         technique = read_json(folder / "config.json")["technique"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -44,7 +52,7 @@ def begun(folder: Path) -> str:
 
 
 def describe_run_folder(word: str) -> str:
-    """Says of a run's folder which command goes on with it, and which ones show it; empty for any other word."""
+    """Describes a run's folder, with the commands that resume and show it; empty for any other word."""
     technique, folder = begun(Path(word)), shlex.quote(word)
     if not technique:
         return ""
@@ -54,12 +62,12 @@ def describe_run_folder(word: str) -> str:
     resume_command = f"etude {name if ' ' in name else 'run ' + name}{full} --out {folder} --resume"
     play_hint = f"; to watch its agent: etude play {folder}" * (name == "recipe")
     rank_hint = ", with its --backend and --nproc" * bool(full)
-    return f"{word} is a run of {technique}; to go on with it: {resume_command}{rank_hint}{play_hint}"
+    return f"{word} is a run of {technique}; to resume it: {resume_command}{rank_hint}{play_hint}"
 
 
 def suggest_name(word: str, kind: str, commands: Iterable[str]) -> str:
-    """A question that names what a word is close to: one of its own `kind`, or of another with the command for it;
-    empty if nothing is close."""
+    """A question with the closest name: one of the same `kind`, or of another kind with its command; empty if nothing
+    is close."""
     descriptions = {f"the command etude {name}": name for name in commands}
     descriptions |= {f"the figure {entry.name}, etude figure {entry.name}": entry.name for entry in catalog.EXPERIMENTS}
     descriptions |= {f"the technique {entry.name}, etude run {entry.name}": entry.name for entry in catalog.TECHNIQUES}
@@ -70,8 +78,7 @@ def suggest_name(word: str, kind: str, commands: Iterable[str]) -> str:
 
 
 def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
-    """Raises RunError for a word that stands where a technique is expected; `commands` are those of the command
-    line."""
+    """Raises RunError for a word that is not a technique. `commands`: the names of all commands."""
     if entry := catalog.find_experiment(word):
         run_commands = [f"etude run {technique.name}" for technique in catalog.TECHNIQUES if technique.sim == entry.sim]
         hint = f"; to run the technique behind it: {', '.join(run_commands)}" if run_commands else ""
@@ -80,7 +87,7 @@ def no_technique(word: str, commands: Iterable[str]) -> NoReturn:
 
 
 def no_experiment(word: str, commands: Iterable[str]) -> NoReturn:
-    """Raises RunError for a word that stands where an experiment is expected."""
+    """Raises RunError for a word that is not an experiment."""
     if entry := catalog.find(word):
         figure_commands = [
             f"etude figure {experiment.name}" for experiment in catalog.EXPERIMENTS if experiment.sim == entry.sim
@@ -95,7 +102,7 @@ def no_experiment(word: str, commands: Iterable[str]) -> NoReturn:
 
 
 def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: list[str]) -> NoReturn:
-    """Raises RunError: the word is a folder, a command, close to something, or nothing."""
+    """Raises RunError with a hint that depends on the word: a run's folder, a command, or a name close to it."""
     commands, lists = (
         list(commands),
         {"technique": "etude list shows the techniques", "experiment": "etude figure lists the experiments"},
@@ -103,7 +110,9 @@ def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: lis
     if description := describe_run_folder(word):
         raise RunError(description)
     if word in commands:
-        raise RunError(f"{word} is a command of its own, etude {word}, and no {kind}; {lists[kind]}")
+        raise RunError(
+            f"{word} is a command, etude {word}, and not {'an' if kind[0] in 'aeiou' else 'a'} {kind}; {lists[kind]}"
+        )
     suggestion = suggest_name(word, "figure" if kind == "experiment" else kind, commands)
     if suggestion and suggestion not in [f"did you mean {name}?" for name in names]:
         raise RunError(f"unknown {kind} {word!r}; {suggestion} {lists[kind]}")
@@ -113,8 +122,8 @@ def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: lis
 
 
 def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | None:
-    """The folders that were given for runs. Raises RunError for the name of a technique or figure, for a run's name
-    without its folder, and for the folder of a technique or figure where an agent of the recipe is asked for."""
+    """Returns the folders of runs unchanged. Raises RunError for the name of a technique or figure, for a run's name
+    without its folder, and for the folder of a technique or figure if the command needs an agent of the recipe."""
     for path in [] if context.resilient_parsing else given if isinstance(given, list) else [given] if given else []:
         technique, claims = begun(path), context.info_name == "claims"
         kind = "finished experiment" if claims else "run of the recipe"
@@ -124,42 +133,52 @@ def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | 
         if not path.exists() and (description := what_is(str(path))):
             raise RunError(f"{description}; {usage}")
         if not claims and technique and technique != "recipe" and not any((path / "checkpoints").glob("*/config.json")):
-            raise RunError(f"{path} is a run of {technique}, and holds no agent; {usage}")
+            raise RunError(f"{path} is a run of {technique}, and contains no agent; {usage}")
     return given
 
 
 def example_folder(path: Path, claims: bool) -> Path:
-    """A folder that a command takes: what a figure leaves for `claims`, a run of the recipe for the others."""
+    """An example of a folder that a command takes: a figure's for `claims`, a run of the recipe for the others."""
     entry = catalog.find_experiment(str(path)) or catalog.EXPERIMENTS[0]
     return Path("runs") / "figure" / entry.name if claims else Path("runs") / "small"
 
 
 def lesson_number(word: str | int) -> int:
-    """The number of a lesson, or of a technique's lesson by its name. Raises BadParameter."""
+    """The number of a lesson, or that of a technique's lesson. Raises BadParameter."""
     entry = catalog.find(str(word))
     if entry is not None and entry.lesson is not None:
         return int(Path(entry.lesson).name.partition("_")[0])
     if not (str(word).isascii() and str(word).isdecimal() and len(str(word)) < 10):
         hint = f"; {what_is(str(word))}" if what_is(str(word)) else ""
         raise BadParameter(
-            f"it is that of a lesson, or the name of a technique, got {word!r}{hint}; etude lesson lists them"
+            f"expected the number of a lesson or the name of a technique, got {word!r}{hint}; etude lesson lists them"
         )
     return int(word)
 
 
 def reject_empty_arguments(words: list[str]) -> None:
-    """Raises RunError for an empty argument, such as a shell makes of a variable that is not set: as a path it would be
-    this folder."""
+    """Raises RunError for an empty argument, such as a shell passes for an unset variable: as a path it would mean the
+    current folder."""
     for previous_word, word in zip(["", *words], words):
         option = word[:-1] if word.startswith("--") and word.endswith("=") else "" if word else previous_word
         if (not word or option) and option not in MAY_BE_EMPTY:
             position = f"the value of {option}" if option.startswith("--") else "an argument"
-            raise RunError(f"{position} is empty; to name this folder, write a dot")
+            raise RunError(f"{position} is empty; for the current folder, write a dot")
 
 
 class Commands(TyperGroup):
-    """Commands of the command line; a technique or figure that stands in place of one is told which command plays
-    it."""
+    """The commands, ordered by panel. The name of a technique or figure in place of a command raises RunError, with the
+    command that runs it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, names in PANELS.items():
+            for command in (self.commands[name] for name in names if name in self.commands):
+                command.rich_help_panel = panel  # pyright: ignore[reportAttributeAccessIssue]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        ordered = [name for names in PANELS.values() for name in names if name in self.commands]
+        return [*ordered, *(name for name in super().list_commands(ctx) if name not in ordered)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:

@@ -1,4 +1,4 @@
-"""The command `etude plan`: words in, one call into a room."""
+"""The command `etude plan`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(
     recipe: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file of a full recipe: prices all its stages instead of one step.",
+            help="TOML file of a full recipe: estimate all its stages instead of one step.",
             show_default="none",
             metavar="FILE",
         ),
@@ -37,7 +37,7 @@ def plan(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="With --recipe: Hugging Face folder; config.json and tokenizer.json suffice.",
+            help="With --recipe: Hugging Face folder; only config.json and tokenizer.json are read.",
             show_default="none",
             metavar="FOLDER",
         ),
@@ -45,31 +45,37 @@ def plan(
     kernels: Annotated[
         bool,
         typer.Option(
-            "--kernels", help="Launches of quantised products and experts: bytes, FLOPs, floors on four GPUs."
+            "--kernels",
+            help="Launches of quantised products and experts: bytes, FLOPs, lower bounds of the time on four GPUs.",
         ),
     ] = False,
     launches: Annotated[
         str | None,
         typer.Option(
-            help="nvfp4-token, mxfp8 or bfloat16: lists the kernels of one MoE layer instead.",
+            help="nvfp4-token, mxfp8 or bfloat16: list the kernels of one MoE layer instead.",
             show_default="none",
             metavar="FORMAT",
         ),
     ] = None,
     rl: Annotated[
         bool,
-        typer.Option("--rl", help="Asynchronous RL: the best split of GPUs between sampler and trainer, by staleness."),
+        typer.Option(
+            "--rl", help="Asynchronous RL: find the best split of GPUs between sampler and trainer, by staleness."
+        ),
     ] = False,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the plan as JSON, and the picture of a step.", show_default="none")
+        Path | None,
+        typer.Option(help="Folder for the plan as JSON, and for the picture of a step.", show_default="none"),
     ] = None,
 ) -> None:
-    """Estimate the memory, traffic, time and price of one step of a full run, or of all stages of the recipe, on a
-    given number of GPUs."""
+    """Estimate memory, time and cost of a full run on GPUs.
+
+    Covers one step of training, or with --recipe all stages of the recipe, for several numbers of GPUs. Nothing is
+    run."""
     from etude import planning
     from kit.settings import RunError
 
@@ -80,7 +86,8 @@ def plan(
     if kernels:
         if conflicts := sorted(option_names - {"kernels", "out"}):
             raise RunError(
-                f"--{conflicts[0]} is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out"
+                f"--{conflicts[0]} does not apply to --kernels, whose shapes and GPUs are fixed; leave "
+                f"one of the two out"
             )
         from etude import kernel_costs
 
@@ -92,35 +99,38 @@ def plan(
     if launches is not None:
         if conflicts := sorted(option_names - {"launches", "model", "length", "rows"}):
             raise RunError(
-                f"--{conflicts[0]} has no part in the list of launches, which is that of one layer on one GPU"
+                f"--{conflicts[0]} does not apply to --launches, which lists the kernels of one layer "
+                f"on one GPU; leave one of the two out"
             )
         planning.show_launches(model, rows * length, launches)
         return
     if rl:
         if conflicts := sorted(option_names - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
             raise RunError(
-                f"--{conflicts[0]} is not for --rl, which splits GPUs between sampler and trainer; "
-                f"leave one of the two out"
+                f"--{conflicts[0]} does not apply to --rl, which splits GPUs between sampler and "
+                f"trainer; leave one of the two out"
             )
         _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
         return
     if sets:
-        raise RunError("--set is for --rl; a step and the recipe have options and a TOML file of their own")
+        raise RunError("--set applies to --rl only; use options for a step, and the TOML file for the recipe")
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:
         if conflicts := sorted(option_names & {"cp", "ep", "length", "rows"}):
-            raise RunError(f"--{conflicts[0]} is for one step; the recipe's layouts and rows stand in {recipe}")
+            raise RunError(
+                f"--{conflicts[0]} applies to one step only; the recipe's layouts and rows are set in {recipe}"
+            )
         if checkpoint is not None and "model" in option_names:
-            raise RunError("--model and --checkpoint both name the network; leave one out")
+            raise RunError("--model and --checkpoint both name the network; leave one of them out")
         _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
         return
 
     step_plans = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if step_plans[0]["length"] < length:
         print(
-            f"warning: rows are {step_plans[0]['length']:,} tokens long, not {length:,}: "
-            f"max_position_embeddings of the network allows no more",
+            f"warning: rows have {step_plans[0]['length']:,} tokens, not {length:,}: the network's "
+            f"max_position_embeddings allows no more",
             file=sys.stderr,
         )
     planning.show(step_plans, model, hardware)

@@ -208,7 +208,7 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
 
     config = network_of(model)
     if not config.num_experts:
-        raise RunError(f"--launches lists a layer of experts; {model} has none")
+        raise RunError(f"--launches lists the kernels of a layer of experts, and {model} has none")
     size = tokens, config.hidden_size, config.moe_intermediate_size, config.num_experts, config.num_experts_per_tok
     try:
         launches = kernel("launches").launches(*size, form, "bfloat16" if form == "bfloat16" else "mxfp8")
@@ -236,8 +236,8 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
     console.print(
         "Bytes: each number that a launch reads or writes, once; the order of tiles lets the cache "
         "serve the rest. Scales lie in Blackwell's tiles. "
-        "Assumed: balanced routing. FLOPs: those of the products, without padding. The same list is "
-        "held against what runs by tests/kernels.",
+        "Assumed: balanced routing. FLOPs: those of the products, without padding. tests/kernels "
+        "compare the list with what runs.",
         highlight=False,
     )
 

@@ -42,7 +42,9 @@ from sims.recipe.settings import Recipe
 __all__ = ["Agent", "agent_in", "episode_of", "found", "listen", "play_one", "task_of", "turns", "watch"]
 
 NO_CHECKPOINTS = "none"
-CALL_HELP = "read FILE, write FILE and the body's lines behind four spaces, test, done; an empty line ends your turn"
+CALL_HELP = (
+    "read FILE, write FILE and the body's lines with four spaces in front, test, done; an empty line ends your turn"
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,7 @@ def found(where: Path | None, before: str | None) -> list[Path]:
     """The folders of the checkpoints to play, the earlier one first. Raises RunError."""
     if where is None and not is_checkpoint(FOLDER):
         raise RunError(
-            "there is no example agent beside this etude; name a run or a checkpoint, or work in a "
-            "clone of the repository"
+            "the bundled checkpoint is missing; name a run or a checkpoint, or work in a clone of the repository"
         )
     if where is None:
         final = FOLDER
@@ -142,7 +143,7 @@ def load_recipe_settings(folder: Path) -> Recipe:
         record = read_json(path)
         technique, config = record.get("technique", "recipe"), record["config"]
     except (ValueError, KeyError, AttributeError) as error:
-        raise RunError(f"{path} holds no settings of a run ({error})") from None
+        raise RunError(f"{path} contains no settings of a run ({error})") from None
     if technique not in kinds:
         return Recipe()
     try:
@@ -157,14 +158,14 @@ def agent_in(folder: Path) -> Agent:
     turns."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise RunError(f"{folder} has no tokenizer.json, and no agent speaks without one")
+        raise RunError(f"{folder} has no tokenizer.json, which an agent needs")
     try:
         language = Language(cpt.load_tokenizer(path))
     except ValueError as error:
         raise RunError(str(error)) from None
     if None in (language.env, language.agent, language.end):
         raise RunError(
-            f"{path} has no tokens {' and '.join(language.speakers)}, with which environment and agent begin to speak"
+            f"{path} has no tokens {' and '.join(language.speakers)}, which begin the turns of environment and agent"
         )
     return Agent(folder, load_recipe_settings(folder), language)
 
@@ -185,7 +186,7 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
     try:
         (episode,) = play(agent.sampler, agent.language, [task], 1, limits, recipe.rl.max_turns, generator, temperature)
     except ValueError as error:
-        raise RunError(f"{agent.name} cannot play: {error}") from None
+        raise RunError(f"{agent.name} cannot be sampled: {error}") from None
     return episode, agent.sampler.model
 
 
@@ -256,11 +257,9 @@ def watch(
 ) -> None:
     """Plays and shows. `temperature`: None is the recipe's. Raises RunError."""
     if me and (before is not None or temperature is not None):
-        raise RunError(
-            "with --me you play, alone and without a temperature; leave out --before, --greedy and --temperature"
-        )
+        raise RunError("--me does not sample an agent; leave out --before, --greedy and --temperature")
     if new and number is not None:
-        raise RunError("--task names a task, and --new draws one; leave one out")
+        raise RunError("--task chooses a task, and --new generates one; leave one of them out")
     agents = [agent_in(folder) for folder in found(where, before)]
     agent = agents[-1]
     new = number is None

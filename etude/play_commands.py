@@ -1,4 +1,4 @@
-"""The command `etude play`: words in, one call into a room."""
+"""The command `etude play`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def play(
         typer.Argument(
             help="A run, or a checkpoint's folder.",
             metavar="RUN|CHECKPOINT",
-            show_default="the clone's agent",
+            show_default="the bundled checkpoint",
             readable=False,
             callback=meant.a_run,
         ),
@@ -30,35 +30,42 @@ def play(
     task: Annotated[
         int | None,
         typer.Option(
-            "--task", help="Number of a held-out task of the evaluation.", show_default="a new one", **whole(0, 9999)
+            "--task", help="Number of a held-out task of the evaluation.", show_default="a new task", **whole(0, 9999)
         ),
     ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Draw a new held-out task, as without --task.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Generate a new held-out task; the default without --task.")
+    ] = False,
     before: Annotated[
         str | None,
         typer.Option(
-            help="Beside it an earlier checkpoint of the run, such as sft, or any other's folder.",
+            help="Also show this earlier checkpoint: its name in the run, such as sft, or its folder.",
             show_default="none",
             metavar="CHECKPOINT",
         ),
     ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily, as with --temperature 0.")] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Of the sampling; 0 is greedy.", show_default="the recipe's", **decimal())
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.", show_default="the recipe's", **decimal())
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Of the sampling, and of a new task.", show_default="0 with --task, else random", **whole(0, 2**53)
+            help="Seed of the sampling, and of a new task.",
+            show_default="0 with --task, else random",
+            **whole(0, 2**53),
         ),
     ] = None,
-    me: Annotated[bool, typer.Option("--me", help="You play, on standard input; an empty line ends a turn.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each rollout.")] = False,
+    me: Annotated[
+        bool, typer.Option("--me", help="Solve the task yourself, on standard input; an empty line ends a turn.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per rollout.")] = False,
 ) -> None:
-    """Watch an agent solve a task, turn by turn: calls, answers, what changed, tests and verdict; or solve it
-    yourself."""
+    """Watch an agent solve a task, or solve it yourself.
+
+    Shows each turn with its tool calls and results, then the changed function, the tests and the verdict."""
     if greedy and temperature is not None:
-        raise settings.RunError("--greedy is temperature 0; leave out one of --greedy and --temperature")
+        raise settings.RunError("--greedy means --temperature 0; leave one of them out")
     if temperature is not None and not 0 <= temperature < math.inf:
         raise settings.RunError(f"--temperature must be finite and not negative, got {temperature}")
     heat = 0.0 if greedy else temperature

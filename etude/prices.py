@@ -59,7 +59,7 @@ FULLNESS = 0.95
 BYTES_PER_TOKEN = 3.5
 """Bytes of code per token, if there is no tokenizer to count with: a guess."""
 ASSUMPTIONS = (
-    "Counted: parameters, state and bytes sent, which tests hold to measurements on CPU ranks; "
+    "Counted: parameters, state and bytes sent, which tests compare with measurements on CPU ranks; "
     "activations within a tenth. Measured: {tokens}. "
     "Assumed: peak, bandwidth and links from data sheets; nothing overlaps; routing is balanced; "
     "pretraining's documents fill their rows; "
@@ -118,7 +118,8 @@ def conversations(c: Whole, folder: Path | None, count: int = 200) -> Conversati
     language = Language(tokenizer)
     if None in (language.env, language.agent):
         raise RunError(
-            f"{file} has no tokens {' and '.join(language.speakers)}, nor those of a chat; choose another --checkpoint"
+            f"{file} has neither the tokens {' and '.join(language.speakers)} nor those of a chat; "
+            f"choose another --checkpoint"
         )
     lengths, own_lengths = [], []
     for demonstration in itertools.islice(
@@ -329,7 +330,7 @@ def show(
         if any(not price.fits for price in stages):
             console.print(f"! more than 92% of {machine.memory / 1e9:.0f} GB")
         if any(price.raised for price in stages):
-            console.print("* more than the settings say: each group of cp ranks needs a row")
+            console.print("* more than in the settings: each group of cp ranks needs at least one row")
         console.print()
     unit = "the tokens" if talk.measured else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
     length_source = (

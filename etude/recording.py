@@ -1,7 +1,7 @@
 """The committed recordings of `etude play`, for a reader who has nothing installed: python -m etude.recording
 
-The clone's agent plays one held-out task as it was before RL, and after, with the same random numbers. Both are what
-`COMMAND` prints in a pipe, line by line; a test plays them again. `block` is what docs/recipe.md shows of them.
+The bundled checkpoint is sampled on one held-out task, before RL and after it, with the same random numbers. Both are
+what `COMMAND` prints in a pipe, line by line; a test samples them again. `block` is what docs/recipe.md shows of them.
 """
 
 from __future__ import annotations

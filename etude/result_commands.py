@@ -1,4 +1,4 @@
-"""The commands that show and collect what was measured: words in, one call into a room, a table out."""
+"""The commands that run experiments, and show and collect their results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from etude import afterwards, catalog, meant
 from etude.course_commands import need_streamlit
 from etude.given import LOG, commands, decimal, experiments, merge, read_toml, stored_config, unused, whole
 from kit import process, tracking
+from kit.settings import RunError
 
 __all__ = ["claims", "examples", "export_sft", "figure", "results"]
 
@@ -22,11 +23,14 @@ def results(
         list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)
     ],
     control: Annotated[
-        list[Path] | None, typer.Option(help="Finished run with shuffled rewards; repeatable.", callback=meant.a_run)
+        list[Path] | None,
+        typer.Option(help="Finished run with shuffled rewards (the control); repeatable.", callback=meant.a_run),
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
-    """Collect what RL gained over several seeds: print a table, write the numbers and a picture to files."""
+    """Summarise the gain by RL over runs with several seeds.
+
+    Prints a table, and writes the numbers and a picture to files."""
     from kit.disk import atomic_write
     from sims import gain
 
@@ -39,12 +43,15 @@ def results(
 
 
 def export_sft(
-    run: Annotated[Path, typer.Argument(help="A small run of the recipe, at least begun.", callback=meant.a_run)],
+    run: Annotated[
+        Path, typer.Argument(help="Small run of the recipe; it need not be finished.", callback=meant.a_run)
+    ],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
 ) -> None:
-    """Write a small run's SFT demonstrations as conversations: JSONL with `messages` and tool calls, as
-    sft.conversations reads it."""
-    from kit.settings import RunError, fill
+    """Export a small run's SFT demonstrations as JSONL.
+
+    Each line is a conversation with `messages` and tool calls, in the format of the setting sft.conversations."""
+    from kit.settings import fill
     from sims.recipe.export import export
     from sims.recipe.learner import language_of
     from sims.recipe.settings import Recipe
@@ -64,7 +71,8 @@ def figure(
         typer.Argument(help="Name of an experiment; without it, list all experiments.", autocompletion=experiments),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Half a minute, to check that it runs; its numbers prove nothing.")
+        bool,
+        typer.Option("--quick", help="A short run, about half a minute, that checks the code; it gives no verdicts."),
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
@@ -81,7 +89,9 @@ def figure(
     ] = 20.0,
     log: Annotated[str | None, LOG] = None,
 ) -> None:
-    """Reproduce a figure or claim of the sources; write picture, table and verdict to the output folder."""
+    """Run an experiment that reproduces a figure or claim.
+
+    Writes picture, table and verdicts to the output folder."""
     from etude import figures
 
     if name is None:
@@ -107,7 +117,7 @@ def figure(
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
     if violations := figures.broken_laws(record["claims"]):
         typer.echo(
-            f"broken: {'; '.join(violations)}. A law holds at any size, so either the code or the law is wrong.",
+            f"broken: {'; '.join(violations)}. A law must hold at any size: either the code or the law is wrong.",
             err=True,
         )
         raise typer.Exit(1)
@@ -127,33 +137,36 @@ def _print_experiments() -> None:
 def claims(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="Folders of finished experiments to add; without any, show the file.", callback=meant.a_run
-        ),
+        typer.Argument(help="Folders of finished experiments to add to the file.", callback=meant.a_run),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON file of claims.", show_default="results/claims.json; to show it elsewhere, the clone's"
-        ),
-    ] = None,
-    verdict: Annotated[
-        str | None, typer.Option(help="Only claims and laws with this verdict.", show_default="all", metavar="VERDICT")
+        typer.Option(help="JSON file of claims.", show_default="results/claims.json; outside a clone, the bundled one"),
     ] = None,
     figure: Annotated[
         str | None,
-        typer.Option(
-            help="Only what this experiment measured.", show_default="all", metavar="NAME", autocompletion=experiments
-        ),
+        typer.Option(help="Show the claims and laws of this experiment.", metavar="NAME", autocompletion=experiments),
     ] = None,
+    verdict: Annotated[
+        str | None, typer.Option(help="Show the claims and laws with this verdict.", metavar="VERDICT")
+    ] = None,
+    all_rows: Annotated[bool, typer.Option("--all", help="Show all claims and laws, and what is not tested.")] = False,
 ) -> None:
-    """Show what the sources claim, what was measured here, and the verdict."""
+    """Show the verdicts on the claims of the sources.
+
+    Shows how many claims and laws have which verdict, in total and for each experiment. --figure, --verdict and --all
+    show the claims themselves. If the output is not a terminal, each claim is one line."""
     from etude import figures
 
+    if all_rows and (figure is not None or verdict is not None):
+        raise RunError("--all shows everything; leave it out, or --figure and --verdict")
     all_claims = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
     selected_claims = figures.chosen(all_claims, verdict, figure)
+    if not all_rows and figure is None and verdict is None:
+        figures.show_summary(all_claims)
+        return
     figures.show(selected_claims)
-    if verdict is None and figure is None:
+    if all_rows:
         figures.show_open(all_claims)
     figures.show_total(selected_claims)
 
@@ -162,7 +175,9 @@ def examples(
     run: Annotated[Path, typer.Option(help="A finished run of the recipe.", callback=meant.a_run)] = Path("runs/small"),
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
-    """Record a run's last agent on held-out tasks, for the explorer to show; takes a few minutes."""
+    """Record rollouts of a run's agent for the explorer.
+
+    The last agent of the run is sampled on held-out tasks, which takes a few minutes."""
     need_streamlit("etude examples")
     from etude import command_times
     from etude.explorer.examples import write_recipe

@@ -1,4 +1,4 @@
-"""The command `etude run`: words in, one call into a room."""
+"""The command `etude run`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def run_technique(
     context: typer.Context,
     technique: Annotated[
         str | None,
-        typer.Argument(help="A name from `etude list`; `recipe` runs everything.", autocompletion=techniques),
+        typer.Argument(help="A name from `etude list`; `recipe` runs all stages.", autocompletion=techniques),
     ] = None,
-    scale: Annotated[str, typer.Option(help="small: minutes on this machine. full: many ranks.")] = "small",
+    scale: Annotated[
+        str, typer.Option(help="small: minutes on this machine. full: one or more ranks, on GPUs or CPUs.")
+    ] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     config: Annotated[
@@ -46,7 +48,7 @@ def run_technique(
     corpus: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of code to train on; in a full run also what `etude data` prepared.",
+            help="Folder of code to train on; for a full run also a folder that `etude data` prepared.",
             readable=False,
             show_default="Python's standard library",
         ),
@@ -67,7 +69,7 @@ def run_technique(
     store: Annotated[
         str | None,
         typer.Option(
-            help="Folder or address (s3://…) of the weights that services share.",
+            help="Folder or address (s3://…) for the weights that services share.",
             show_default="the output folder",
             metavar="ADDRESS",
         ),
@@ -79,16 +81,19 @@ def run_technique(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What services sample with: own or vllm.", show_default="own", metavar="NAME")
+        str | None,
+        typer.Option(help="Inference engine of the services: own or vllm.", show_default="own", metavar="NAME"),
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Number of ranks in a full run.", show_default="every GPU here, or 2 with gloo", **whole()),
+        typer.Option(help="Number of ranks in a full run.", show_default="one per GPU; 2 with gloo", **whole()),
     ] = None,
-    backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: rehearse a full run on CPUs.")] = "nccl",
+    backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: CPUs, to rehearse a full run.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
 ) -> None:
-    """Run TECHNIQUE and write all its results to the output folder."""
+    """Run a technique, or the whole recipe.
+
+    All results go to the output folder. --help after TECHNIQUE lists its settings."""
     from kit.settings import RunError, describe
 
     if technique is None:
@@ -119,8 +124,7 @@ def run_technique(
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
         raise RunError(
-            "--checkpoint is where a full run starts; a small one starts from random weights: leave it "
-            "out, or add --scale full"
+            "--checkpoint is for full runs; a small run starts from random weights: leave it out, or add --scale full"
         )
     if out is None:
         out = Path("runs") / entry.name
@@ -146,7 +150,7 @@ def run_technique(
 
 
 def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
-    """Run the scaled path under torchrun."""
+    """Run the distributed version under torchrun."""
     from etude import full, full_settings
 
     overrides: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]

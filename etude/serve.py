@@ -1,5 +1,4 @@
-"""`etude tasks serve`: a task's tools over the Model Context Protocol, for whatever client is at the other end of
-standard input and output."""
+"""`etude tasks serve`: serves a task's tools to a client of the Model Context Protocol on standard input and output."""
 
 from __future__ import annotations
 
@@ -65,11 +64,11 @@ def serve_task(
             try:
                 tree = episode.play()
             except KeyboardInterrupt:
-                raise Interrupted(f"interrupted; --resume goes on from turn {episode.turns}") from None
+                raise Interrupted(f"interrupted; --resume continues from turn {episode.turns}") from None
             wait_for_grading = run_in_own_group(lambda: graded(exam, journal, tree, seconds, kind, ask))
             door.outlast()
             if not wait_for_grading():
-                raise RunError(f"{path} is not graded; --resume grades it")
+                raise RunError(f"{path} is not graded yet; --resume grades it")
         print(f"{path}: read it with `etude show {path}`")
 
 

@@ -64,11 +64,11 @@ MEMORY_SHARE = 0.92
 CLOSE = 1.03
 """A split is simulated unless what has been found is this much above what it could reach at best."""
 ASSUMPTIONS = (
-    "S: how old a token may be, in updates; in brackets, what the fastest run keeps to if that is "
-    "less. slots: engines × rollouts of each. step: "
-    "the trainer's time. waits: share of the time in which the trainer waits. used: tokens that "
-    "engines sample, of those with every slot decoding. "
-    "age: mean, of the tokens that are trained on. dropped: groups that grew too old.\n\n"
+    "S: maximum age of a token, in updates; in brackets, that of the fastest run if it is less. slots: "
+    "engines × rollouts of each. step: the "
+    "trainer's time. waits: share of the time in which the trainer waits. used: sampled tokens, as a "
+    "share of those with every slot decoding. "
+    "age: mean age of the tokens that are trained on. dropped: groups that became too old.\n\n"
     "A step trains on {rollouts} rollouts of {tokens:,.0f} tokens, {own:,.0f} of them the policy's "
     "own, in {turns:g} turns; a tool takes "
     "{tool_s:g} s on average (log-normal, σ = {sigma:g}). Simulated: ref.async_rl.simulate with "
@@ -78,9 +78,9 @@ ASSUMPTIONS = (
     "GPU{s} with all weights in bfloat16; memory-bound decoding and compute-bound prefill, one after "
     "the other, at the trainer's share of peak; as "
     "many slots as caches of mean rollouts fit into {room:.0%} of the memory; balanced routing; no "
-    "drafts, no shared prefixes, no starved engine "
-    "beside a full one. Guessed: {publish_s:g} s until weights can be loaded, {swap_s:g} s to load "
-    "them. Nothing was measured on a GPU."
+    "drafts, no shared prefixes, load balanced over "
+    "the engines. Guessed: {publish_s:g} s until weights can be loaded, {swap_s:g} s to load them. "
+    "Nothing was measured on a GPU."
 )
 
 
@@ -223,7 +223,7 @@ def engines(config: Config, machine: Hardware, work: Work) -> Engines:
     else:
         raise RunError(
             f"an engine with {2 * all_parameters / 1e9:,.0f} GB of weights does not fit a node of "
-            f"{machine.node} GPUs; name other --hardware"
+            f"{machine.node} GPUs; choose another --hardware"
         )
     bandwidth, peak = gpus * machine.bandwidth, gpus * machine.flops * machine.efficiency
     touched_share = config.num_experts_per_tok / config.num_experts if config.num_experts else 1.0
@@ -346,14 +346,17 @@ def splits(
         trainers = [trainer(model, n, cp, ep, length, hardware, work) for n in candidates(number, cp, engine.gpus)]
         if not trainers:
             raise RunError(
-                f"{number} GPUs cannot be split: the trainer takes --cp {cp} at least, and an engine {engine.gpus}"
+                f"{number} GPU{'s' * (number > 1)} cannot be split: the trainer needs at least --cp "
+                f"{cp}, and an engine {engine.gpus}; "
+                "use more --gpus or a smaller --cp"
             )
         fitting = [candidate for candidate in trainers if candidate.fits]
         if not fitting:
             least = min(candidate.memory for candidate in trainers) / 1e9
             raise RunError(
-                f"no split of {number} GPUs fits: the trainer's ranks would hold {least:,.0f} GB each, "
-                f"of {machine.memory / 1e9:,.0f} GB"
+                f"no split of {number} GPUs fits: the trainer's ranks would need {least:,.0f} GB each, "
+                f"of {machine.memory / 1e9:,.0f} GB; "
+                "use more --gpus, a smaller --length or another --hardware"
             )
         fastest: Split | None = None
         for staleness in sorted(work.staleness):

@@ -1,10 +1,11 @@
-"""The ledger: every statement of the sources that a measurement could hold up or knock down, tested here or not.
+"""The ledger: every statement of the sources that a measurement could support or contradict, whether it is tested here
+or not.
 
 The sources are the Composer 2 technical report (arXiv:2603.24477v2, §), the release of Composer 2.5, the posts on
-self-summarisation, real-time RL and kernels, the training talk, and the papers that they follow. A statement names the
-claims and laws of `etude figure` that test it, as experiment/claim; where there is none yet, it says why, and what
-would have to be built or bought first. A test holds that every claim measured hangs on a statement, and that every
-claim named here was measured.
+self-summarisation, real-time RL and kernels, the training talk, and the papers that they follow. A statement lists the
+claims and laws of `etude figure` that test it, as experiment/claim. A statement without a test gives the reason, and
+what a test would need. A test checks that every measured claim belongs to a statement, and that every claim listed here
+was measured.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ __all__ = ["STATEMENTS", "Statement", "coverage", "open_statements"]
 
 @dataclass(frozen=True)
 class Statement:
-    """One testable statement, in our words."""
+    """One testable statement, paraphrased."""
 
     name: str
     section: str
-    """Where the sources say it."""
+    """Section of the source."""
     says: str
     tests: tuple[str, ...] = ()
     """Claims and laws that test it: experiment/claim."""
     why: str = ""
-    """Why nothing tests it, and what would."""
+    """Why it is not tested, and what a test would need."""
 
 
 LAPTOP = "can be tested on a laptop; no experiment does so yet"
@@ -74,7 +75,7 @@ PRETRAINING = (
     Statement(
         "benchmarks-foretell-less",
         "App. B",
-        "agent benchmarks of a base say less about the end of RL than base evaluations do",
+        "agent benchmarks of a base model predict the result of RL less well than base evaluations do",
         why=CLUSTER,
     ),
     Statement(
@@ -93,17 +94,21 @@ PRETRAINING = (
     Statement(
         "knowledge-parts",
         "App. B, Table 2",
-        "questions from turns that had to look something up tell bases apart: 68.9%, 83.2%, 79.2%",
+        "knowledge questions, made from turns that needed a look-up, discriminate between base models: "
+        "68.9%, 83.2%, 79.2%",
         _in("base-eval", "knowledge-parts"),
     ),
     Statement(
         "codebase-nll-parts",
         "App. B, Table 2",
-        "codebase perplexity tells bases apart: 11.75, 13.81 and 14.11 million nats",
+        "codebase perplexity discriminates between base models: 11.75, 13.81 and 14.11 million nats",
         _in("base-eval", "codebase-parts"),
     ),
     Statement(
-        "cpt-knowledge", "§3", "continued pretraining raises the base's scores on knowledge benchmarks", why=CLUSTER
+        "cpt-knowledge",
+        "§3",
+        "continued pretraining raises the base model's scores on knowledge benchmarks",
+        why=CLUSTER,
     ),
 )
 
@@ -123,31 +128,31 @@ DRAFTS = (
     Statement(
         "drafts-formula",
         "arXiv:2211.17192, thm. 3.8",
-        "the speed-up follows from acceptance and the price of a draft",
+        "the speed-up follows from acceptance and the cost of a draft",
         _in("mtp", "predicted"),
     ),
     Statement(
         "greedy-unchanged",
         "arXiv:2211.17192",
-        "speculative decoding leaves greedy output as it is",
+        "speculative decoding does not change greedy output",
         _in("mtp", "identical"),
     ),
     Statement(
         "samples-unchanged",
         "arXiv:2211.17192",
-        "accept and reject leave the distribution of samples as it is",
-        why="held exactly by tests/ref/test_mtp.py; no experiment measures it",
+        "acceptance and rejection do not change the distribution of samples",
+        why="verified exactly by tests/ref/test_mtp.py; no experiment measures it",
     ),
     Statement(
         "drafts-from-mid-cpt",
         "§3.1",
-        "MTP layers begun on a checkpoint from the middle of pretraining serve the final model",
+        "MTP layers trained on a checkpoint from the middle of pretraining work with the final model",
         _in("mtp", "transplant-text", "transplant-demonstrations"),
     ),
     Statement(
         "joint-training",
         "§3.1",
-        "MTP layers that train jointly with the model in long context and SFT draft well and do not harm it",
+        "MTP layers trained jointly with the model in long context and SFT draft well and do not harm it",
         _in("mtp", "joint-drafts", "joint-trunk"),
     ),
 )
@@ -168,41 +173,41 @@ GRADIENT = (
     Statement(
         "length-division",
         "§4.1; arXiv:2503.20783, §3",
-        "division by the rollout's length is a length bias: wrong answers grow",
+        "division by the rollout's length biases length: wrong answers get longer",
         _in("grpo-bias", "length-gradient", "wrong-longer", "right-shorter", "wrong-grow", "wrong-longer-trained"),
     ),
     Statement(
         "deviation-division",
         "§4.1",
-        "division by the deviation blows up small differences in groups that are equally right",
+        "division by the deviation amplifies small differences in groups of equally correct rollouts",
         _in("grpo-bias", "std-blow-up", "std-share", "std-gradient", "std-gradient-priced"),
     ),
     Statement(
         "dr-grpo-as-good",
         "arXiv:2503.20783, Fig. 1 and 5",
-        "Dr. GRPO is as good with shorter wrong answers",
+        "Dr. GRPO performs as well, with shorter wrong answers",
         _in("grpo-bias", "as-good"),
     ),
     Statement(
         "overlong-unmasked",
         "§4.1",
-        "overlong rollouts need no mask: it brings nothing",
+        "masking overlong rollouts does not help",
         _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
     ),
-    Statement("overlong-agent", "§4.1", "masking overlong rollouts brings nothing in the agent's own RL", why=LAPTOP),
+    Statement("overlong-agent", "§4.1", "masking overlong rollouts does not help in the agent's own RL", why=LAPTOP),
     Statement(
         "average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")
     ),
     Statement(
         "best-of-k-rises",
         "§4.1, Fig. 5",
-        "best-of-K rises too: RL widens what is reachable, it does not only sharpen",
+        "best-of-K rises too: RL extends what the policy can solve, and does not only sharpen it",
         _in("best-of-k", "best-of-16"),
     ),
     Statement(
         "harder-upsampled",
         "§4.1",
-        "in later stages, prompts whose rollouts take more turns and tokens are drawn more often, and that helps",
+        "in later stages, it helps to sample prompts with more turns and tokens more often",
         why=LAPTOP,
     ),
     Statement(
@@ -253,13 +258,13 @@ KL = (
     Statement(
         "k1-in-reward",
         "arXiv:2510.01555",
-        "k1 in the reward has the right gradient, others have not",
+        "k1 in the reward has the right gradient, the others do not",
         _in("kl-variance", "k1-reward", "k3-reward", "sequence-k1"),
     ),
     Statement(
         "off-policy-weights",
         "arXiv:2510.01555",
-        "samples of another policy need importance weights",
+        "samples from another policy need importance weights",
         _in("kl-variance", "off-policy", "off-policy-weight"),
     ),
     Statement(
@@ -274,7 +279,7 @@ SUMMARIES = (
     Statement(
         "half-the-error",
         "§4.1, self-summarisation post",
-        "self-summaries lose about half of what prompt-based compaction loses",
+        "self-summaries have about half the error of prompt-based compaction",
         _in("self-summary", "half-error"),
     ),
     Statement(
@@ -292,16 +297,16 @@ SUMMARIES = (
     Statement(
         "reward-on-summaries",
         "§4.1",
-        "the final reward on every token of the chain makes summaries better",
+        "training every token of the chain on the final reward improves summaries",
         _in("self-summary", "rl-improves"),
     ),
     Statement(
         "chain-weighs-once",
         "§4.1",
-        "a chain of more segments weighs no more than one of fewer",
+        "a chain of more segments has the same weight as one of fewer",
         _in("self-summary", "one-weight"),
     ),
-    Statement("fewer-overlong", "§4.1", "self-summaries leave fewer rollouts cut off for their length", why=LAPTOP),
+    Statement("fewer-overlong", "§4.1", "with self-summaries, fewer rollouts are cut off for their length", why=LAPTOP),
     Statement(
         "hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=LAPTOP
     ),
@@ -314,7 +319,7 @@ SUMMARIES = (
     Statement(
         "better-with-exploration",
         "self-summarisation post",
-        "better results go with more thinking and more exploration along training",
+        "results improve together with thinking and exploration during training",
         why=AGENT,
     ),
 )
@@ -326,11 +331,13 @@ REWARDS = (
         "the penalty is C(x) = ((1 + kx)^(1−q) − 1) / (k(1−q)), increasing and concave",
         _in("length-penalty", "formula", "concave", "limits"),
     ),
-    Statement("easy-quick", "§4.2", "the length penalty makes easy tasks quick", _in("length-penalty", "easy-quick")),
+    Statement(
+        "easy-quick", "§4.2", "the length penalty shortens rollouts on easy tasks", _in("length-penalty", "easy-quick")
+    ),
     Statement(
         "hard-room",
         "§4.2",
-        "the length penalty leaves hard tasks room",
+        "the length penalty leaves room on hard tasks",
         _in("length-penalty", "easy-more-than-hard", "hard-room", "hard-success"),
     ),
     Statement(
@@ -346,10 +353,7 @@ REWARDS = (
         _in("behaviour", "price-broken", "price-failed", "price-sequential"),
     ),
     Statement(
-        "todo-penalised",
-        "§4.2",
-        "a penalty on to-do items left open gets them finished",
-        _in("behaviour", "price-todos"),
+        "todo-penalised", "§4.2", "a penalty on open to-do items gets them finished", _in("behaviour", "price-todos")
     ),
     Statement(
         "style-rewarded",
@@ -362,32 +366,30 @@ REWARDS = (
     Statement(
         "comments-as-thought",
         "§4.2",
-        "without a reward against it, long chains of thought hide in comments",
+        "without a penalty, the agent hides long chains of thought in comments",
         _in("behaviour", "comments-without-price"),
     ),
     Statement(
         "terminal-only",
         "§4.2",
-        "without a reward against it, the agent collapses to the terminal tool",
+        "without a penalty, the agent collapses to the terminal tool",
         _in("behaviour", "terminal-without-price"),
     ),
     Statement(
         "habits-met",
         "§4.2",
-        "habits that a run is watched for, comments and the terminal, are met with new rewards, and go",
+        "unwanted behaviour that monitoring finds, such as comments and use of the terminal, "
+        "disappears after a new reward",
         _in("monitor", "planted-found", "answered-comments", "answered-terminal"),
     ),
     Statement(
         "alarms-mean-something",
         "arXiv:2010.09686",
-        "bets on bounded means keep their error however often one looks, and a threshold does not",
+        "bets on bounded means keep their error rate under repeated looks, a threshold does not",
         _in("monitor", "false-alarms", "exact-means", "three-deviations"),
     ),
     Statement(
-        "style-calibrated",
-        "Composer 2.5",
-        "communication style and effort are calibrated by rewards of their own",
-        why=AGENT,
+        "style-calibrated", "Composer 2.5", "separate rewards calibrate communication style and effort", why=AGENT
     ),
 )
 
@@ -431,14 +433,14 @@ REPLAY = (
     Statement(
         "filter-own-choice",
         "§6.2",
-        "what is implausible is replaced by the router's own candidates",
+        "implausible experts are replaced by the router's own candidates",
         _in("router-mismatch", "alpha-0", "alpha-1", "filter-threshold"),
     ),
     Statement(
         "router-learns",
         "§6.2",
         "the router still computes its scores, so that gradients flow through it under replay",
-        why="held exactly by tests/ref/test_router_replay.py; no experiment measures it",
+        why="verified exactly by tests/ref/test_router_replay.py; no experiment measures it",
     ),
 )
 
@@ -446,14 +448,13 @@ SYNC = (
     Statement(
         "faster-without-waiting",
         "§6.2; arXiv:2505.24298, arXiv:2509.19128",
-        "where nobody waits, the same steps and the same success take less time, and nothing is lost "
-        "where there is nothing to wait for",
+        "asynchronous RL reaches the same success in less time, and costs nothing where there is nothing to wait for",
         _in("async-rl", "half-the-time", "wider", "no-latency", "same-success", "clock"),
     ),
     Statement(
         "later-tokens-fresher",
         "§4.1; arXiv:2509.19128",
-        "weights swapped in flight make a rollout's later tokens less stale",
+        "in-flight weight updates make a rollout's later tokens less stale",
         _in("async-rl", "fresher"),
     ),
     Statement(
@@ -466,13 +467,13 @@ SYNC = (
         "outages-survived",
         "§6.2",
         "outages of inference or environments do not end training",
-        why="held by tests/mirror/test_faults.py and make test-faults on one machine; no experiment measures it",
+        why="verified by tests/mirror/test_faults.py and make test-faults on one machine; no experiment measures it",
     ),
     Statement(
         "groups-restored",
         "§6.2",
         "a restart loads ready groups instead of sampling them again",
-        why="held by tests/mirror/test_async_command.py on one machine; no experiment measures it",
+        why="verified by tests/mirror/test_async_command.py on one machine; no experiment measures it",
     ),
     Statement(
         "environment-snapshots",
@@ -483,8 +484,8 @@ SYNC = (
     Statement(
         "live-code",
         "§6.2",
-        "actors are drained and replaced, so that code changes in a run that goes on",
-        why="a worker that dies is replaced while the run goes on; draining workers for new code is not built",
+        "actors are drained and replaced, so that code can change during a run",
+        why="a worker that dies is replaced during the run; draining workers for new code is not implemented",
     ),
     Statement(
         "weights-mostly-equal",
@@ -495,13 +496,13 @@ SYNC = (
     Statement(
         "delta-size",
         "§6.2; arXiv:2602.03839",
-        "a difference is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB",
+        "a delta is a fiftieth of the weights: 20.3 of 1,024 GiB, 20–35 MB of 1.2 GB",
         _in("weight-sync", "fiftieth", "bits", "xor", "merged"),
     ),
     Statement(
         "delta-lossless",
         "§6.2",
-        "weights rebuilt from differences are the trainer's, bit for bit",
+        "weights rebuilt from deltas equal the trainer's, bit for bit",
         _in("weight-sync", "chain"),
     ),
     Statement(
@@ -514,16 +515,16 @@ SYNC = (
         "sync-by-chain",
         "§6.2",
         "each inference cluster rebuilds weights from the chain by itself",
-        why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
+        why="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
     Statement(
-        "upload-sharded", "§6.2", "an upload that all trainer ranks share fills the network's egress", why=CLUSTER
+        "upload-sharded", "§6.2", "an upload that all trainer ranks share saturates the network's egress", why=CLUSTER
     ),
     Statement(
         "standby-gpus",
         "§6.2",
-        "outages of GPUs are survived by machines on standby",
-        why="no machine stands by; a dead worker is started again",
+        "training survives outages of GPUs with machines on standby",
+        why="there are no standby machines; a dead worker is restarted",
     ),
 )
 
@@ -531,8 +532,8 @@ SYSTEMS = (
     Statement(
         "packing-balances",
         "§6.1",
-        "packing all sequences anew, with attention's cost counted, evens the ranks' work",
-        why="held by tests/ref/test_packing.py; no experiment times it",
+        "repacking all sequences by the cost of attention balances the ranks' work",
+        why="verified by tests/ref/test_packing.py; no experiment times it",
     ),
     Statement(
         "cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=LAPTOP
@@ -544,18 +545,21 @@ SYSTEMS = (
         why=LAPTOP,
     ),
     Statement(
-        "causal-balance", "§6.1", "2·CP chunks, an early one with a late one, even out causal attention", why=LAPTOP
+        "causal-balance",
+        "§6.1",
+        "2·CP chunks, each early one paired with a late one, balance causal attention",
+        why=LAPTOP,
     ),
     Statement(
         "expert-parallel-free",
         "§6.1",
-        "expert parallelism made of DP and CP ranks computes what one rank does",
-        why="held by tests/mirror/test_network.py; no experiment measures it",
+        "expert parallelism made of DP and CP ranks computes the same as one rank",
+        why="verified by tests/mirror/test_network.py; no experiment measures it",
     ),
     Statement(
         "leaks-batch",
         "§6.1, Kernels",
-        "a scale per tensor makes outputs depend on the batch, one per token does not",
+        "a scale per tensor makes outputs depend on the batch, a scale per token does not",
         _in("low-precision", "batch-leak"),
     ),
     Statement(
@@ -594,21 +598,21 @@ SYSTEMS = (
     Statement(
         "mxfp8-dispatch",
         "§6.1, Kernels",
-        "tokens quantised to MXFP8 before dispatch cost nothing, since experts compute in MXFP8",
+        "quantising tokens to MXFP8 before dispatch loses nothing, since experts compute in MXFP8",
         why=LAPTOP,
     ),
-    Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind products", why=GPU),
+    Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind matrix products", why=GPU),
     Statement(
         "kernel-times",
         "kernels post",
-        "the post's tables: times of quantisation, grouped products and whole layers, beside other libraries'",
+        "the post's tables: times of quantisation, grouped products and whole layers, against other libraries",
         why=GPU,
     ),
     Statement(
         "muon-sharded",
         "Composer 2.5",
-        "Muon sharded by attention head and expert takes the unsharded steps",
-        why="held by tests/mirror/test_training.py; no experiment measures it",
+        "Muon sharded by attention head and expert takes the same steps as unsharded",
+        why="verified by tests/mirror/test_training.py; no experiment measures it",
     ),
     Statement(
         "dual-mesh",
@@ -628,7 +632,7 @@ SYSTEMS = (
         "context parallelism folded into FSDP shards the state over more ranks and saves memory",
         why=LAPTOP,
     ),
-    Statement("latents-hidden", "§6.1", "the gather of latents hides behind the projection of queries", why=GPU),
+    Statement("latents-hidden", "§6.1", "the gather of latents is hidden behind the projection of queries", why=GPU),
     Statement(
         "cp-2-ep-8",
         "Composer 2.5",
@@ -647,11 +651,11 @@ ENVIRONMENTS = (
     Statement(
         "same-harness",
         "§6.2",
-        "an agent trains in the harness in which it works: real files, real tools, isolated machines",
+        "an agent trains in the harness in which it is used: real files, real tools, isolated machines",
         _in("disk-world", "same-curves", "learns-on-disk"),
     ),
     Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=LAPTOP),
-    Statement("tools-removed", "§6.2", "training with tools taken away makes the agent steerable", why=LAPTOP),
+    Statement("tools-removed", "§6.2", "training with tools removed makes the agent steerable", why=LAPTOP),
     Statement(
         "shadow-backend",
         "§6.2",
@@ -661,7 +665,7 @@ ENVIRONMENTS = (
     Statement(
         "pods-a-second",
         "§6.2",
-        "more than 500 virtual machines a second start in a cluster",
+        "more than 500 virtual machines per second start in a cluster",
         why="needs a cluster of machines that start virtual ones",
     ),
     Statement(
@@ -674,25 +678,25 @@ ENVIRONMENTS = (
         "forks",
         "§6.2",
         "a fork of disk and memory continues a rollout exactly, on the same node or another",
-        why="held for files, on one machine, by tests/environments/test_snapshots.py; memory is not forked",
+        why="verified for files, on one machine, by tests/environments/test_snapshots.py; memory is not forked",
     ),
     Statement(
         "egress",
         "§6.2",
-        "a transparent proxy stops what no policy allows, without the environment's help",
-        why="held by tests/environments/test_door_escapes.py; programs must know of our proxy, and no "
-        "experiment measures it",
+        "a transparent proxy blocks what no policy allows, without help of the environment",
+        why="verified by tests/environments/test_door_escapes.py; programs must be configured for our "
+        "proxy, and no experiment measures it",
     ),
     Statement(
         "auto-install",
         "talk",
-        "one model's commands and tests, a second model's installation: repositories get runnable",
-        why="held for scripts by tests/environments/test_install.py; it needs models that can set a repository up",
+        "one model proposes commands and tests, a second one installs: repositories become runnable",
+        why="verified for scripts by tests/environments/test_install.py; it needs models that can set a repository up",
     ),
     Statement(
         "feature-deletion",
         "Composer 2.5",
-        "code deleted so that the rest stands, and asked for again, makes tasks that tests can grade",
+        "deleting a feature so that the rest still works gives tasks that tests can grade",
         _in(
             "feature-deletion",
             "slices-are-tasks",
@@ -705,49 +709,49 @@ ENVIRONMENTS = (
     ),
     Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", why=CLUSTER),
     Statement(
-        "tasks-harder", "Composer 2.5", "tasks that are made harder as the model improves go on teaching it", why=LAPTOP
+        "tasks-harder", "Composer 2.5", "making tasks harder as the model improves keeps it learning", why=LAPTOP
     ),
     Statement(
         "deletion-hacks",
         "Composer 2.5",
-        "deletion breeds hacks: signatures are rebuilt from a cache that was left",
+        "deleted features invite reward hacks: signatures are rebuilt from a leftover cache",
         _in("leftover-cache", "finds-the-cache", "learns-the-cache", "costs-the-task", "same-on-disk"),
     ),
     Statement(
         "bytecode-decompiled",
         "Composer 2.5",
-        "deletion breeds hacks: bytecode that was left is decompiled",
-        why="tests/environments/test_leaks.py holds that such bytecode is found before an agent sees it; "
+        "deleted features invite reward hacks: leftover bytecode is decompiled",
+        why="tests/environments/test_leaks.py checks that such bytecode is found before an agent sees it; "
         "no experiment trains on it",
     ),
     Statement(
         "tests-tampered",
         "arXiv:2510.20270",
-        "an agent that can write the tests that it has to pass changes them instead of its code",
+        "an agent that can edit the tests that grade it changes them instead of its code",
         _in("tampered-tests", "finds-the-tests", "paid-not-earned", "costs-the-task", "same-on-disk"),
     ),
     Statement(
         "tests-out-of-reach",
         "arXiv:2510.20270",
-        "tests that the agent cannot change, hidden or read-only, end tampering",
+        "tests that the agent cannot change, hidden or read-only, stop tampering",
         _in("tampered-tests", "guard-ends", "lock-ends"),
     ),
     Statement(
         "tampering-seen",
         "arXiv:2510.20270",
-        "monitors see that tests were changed",
+        "monitors detect that tests were changed",
         _in("tampered-tests", "monitor-sees", "watched-ends"),
     ),
     Statement(
         "monitors-catch",
         "Composer 2.5",
-        "monitors catch such hacks",
+        "monitors detect hacks of deleted features",
         _in("leftover-cache", "monitor-sees", "guard-ends"),
     ),
     Statement(
         "agentic-monitors",
         "Composer 2.5",
-        "monitors that are agents themselves catch hacks that no rule describes",
+        "monitors that are agents themselves detect hacks that no rule describes",
         why=JUDGE,
     ),
     Statement(
@@ -759,25 +763,25 @@ ENVIRONMENTS = (
     Statement(
         "broken-calls-hack",
         "real-time RL",
-        "rollouts thrown away for a broken call teach broken calls on hard tasks; counted as negative, they do not",
+        "discarding rollouts with a broken call teaches broken calls on hard tasks; counting them as negative does not",
         _in("real-time-rl", "broken-calls", "broken-calls-counted"),
     ),
     Statement(
         "questions-hack",
         "real-time RL",
-        "a reward on edits kept teaches clarifying questions instead of risky edits",
+        "a reward for kept edits teaches clarifying questions instead of risky edits",
         _in("real-time-rl", "questions", "questions-priced"),
     ),
     Statement(
         "real-time-gains",
         "real-time RL",
-        "in an A/B test edits kept +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%",
+        "in an A/B test kept edits +2.28%, dissatisfied follow-ups −3.13%, latency −10.3%",
         _in("real-time-rl", "edits-kept", "follow-ups", "latency"),
     ),
     Statement(
         "fresh-data",
         "real-time RL",
-        "data of the last hours train better than older ones",
+        "data of the last hours trains better than older data",
         _in("real-time-rl", "day-old", "week-old"),
     ),
     Statement(
@@ -789,8 +793,8 @@ ENVIRONMENTS = (
     Statement(
         "evaluated-before-shipping",
         "real-time RL",
-        "a candidate is evaluated before it ships, so that no worse one reaches users",
-        why="held by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
+        "a candidate is evaluated before release, so that no worse one reaches users",
+        why="verified by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
     ),
     Statement(
         "five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT
@@ -798,25 +802,25 @@ ENVIRONMENTS = (
     Statement(
         "local-hints",
         "Composer 2.5; arXiv:2601.20802",
-        "a hint where a rollout went wrong, distilled into the hint-free agent, mends that fault and nothing else",
+        "a hint where a rollout went wrong, distilled into the agent without it, fixes that fault and nothing else",
         _in("textual-feedback", "fewer-faults", "mended", "equal-success", "nothing-else", "more-than-prices"),
     ),
     Statement(
         "hinted-knows-better",
         "Composer 2.5",
-        "the same model under the hint does not make the mistake, and can be the teacher",
+        "the same model with the hint does not make the mistake, and can be the teacher",
         why=LAPTOP,
     ),
     Statement(
         "student-pulled",
         "Composer 2.5",
-        "a KL at the message pulls the policy without the hint towards the policy under it",
-        why="held by tests/ref/test_rl.py; no experiment measures it",
+        "a KL at the message pulls the policy without the hint towards the policy with it",
+        why="verified by tests/ref/test_rl.py; no experiment measures it",
     ),
     Statement(
         "hints-say-something",
         "Composer 2.5; arXiv:2601.20802",
-        "it is what a hint says that mends a fault",
+        "the content of a hint fixes the fault",
         _in("textual-feedback", "right-hint", "more-than-error"),
     ),
     Statement(
@@ -828,20 +832,19 @@ ENVIRONMENTS = (
     Statement(
         "demonstrations-as-hints",
         "arXiv:2601.19897",
-        "an agent that has a demonstration before it teaches itself the skill, and forgets less than "
-        "by fine-tuning on it",
+        "an agent with a demonstration in context teaches itself the skill, and forgets less than by fine-tuning on it",
         why=LAPTOP,
     ),
     Statement(
         "solutions-as-hints",
         "arXiv:2601.18734",
-        "an agent that has a verified solution before it teaches itself with fewer tokens than RL on the outcome",
+        "an agent with a verified solution in context teaches itself with fewer tokens than RL on the outcome",
         why=LAPTOP,
     ),
     Statement(
         "hints-without-reward",
         "Composer 2.5; arXiv:2601.20802",
-        "hints teach where the outcome reward alone never comes",
+        "hints teach tasks on which the outcome reward alone is never reached",
         _in("textual-feedback", "sparse", "direction"),
     ),
     Statement(
@@ -889,29 +892,32 @@ EVALUATION = (
     Statement(
         "over-composer-1.5",
         "§7",
-        "on CursorBench Composer 2 lies 37% over Composer 1.5 (61.3 over 44.2 makes 38.7%)",
+        "on CursorBench Composer 2 scores 37% above Composer 1.5 (61.3 and 44.2 give 38.7%)",
         why=PRODUCT,
     ),
     Statement(
         "over-the-base",
         "§7",
-        "Composer 2 lies over its base, Kimi K2.5, with 36.0, 65.1 and 47.3 on the same three",
+        "Composer 2 scores above its base, Kimi K2.5, which has 36.0, 65.1 and 47.3 on the same three",
         why=CLUSTER,
     ),
     Statement(
         "targeted-evaluations",
         "§5",
-        "evaluations of intent, instructions, eager edits, code quality and interruption tell models apart",
+        "evaluations of intent, instructions, eager edits, code quality and interruption discriminate between models",
         why=AGENT,
     ),
     Statement(
         "online-evaluation",
         "§5",
-        "checkpoints are evaluated while training goes on, each with its weights and a backend of its own",
-        why="held by tests/mirror/test_faults.py on one machine; no experiment measures it",
+        "checkpoints are evaluated during training, each with its weights and a backend of its own",
+        why="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
     Statement(
-        "suite-separates", "§5; talk", "the authors' suite separates models that public benchmarks compress", why=AGENT
+        "suite-separates",
+        "§5; talk",
+        "the authors' suite separates models that public benchmarks score alike",
+        why=AGENT,
     ),
     Statement(
         "suite-grows", "§5, Fig. 9", "CursorBench-3 more than doubles lines and files of its first version", why=PRODUCT
@@ -922,7 +928,7 @@ EVALUATION = (
         "over-specified prompts hide intent, and tests then fail correct alternatives",
         why=AGENT,
     ),
-    Statement("contaminated", "§5", "models write patches of public benchmarks from memory", why=CLUSTER),
+    Statement("contaminated", "§5", "models reproduce patches of public benchmarks from memory", why=CLUSTER),
     Statement(
         "near-base-on-swe",
         "§7",

@@ -1,4 +1,4 @@
-"""The commands `etude tasks …`: words in, one call into a room."""
+"""The commands `etude tasks …`."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from kit import process, settings
 
 __all__ = ["tasks_app"]
 
-tasks_app = typer.Typer(
-    no_args_is_help=True, help="Coding tasks: features taken out of Python packages, graded in sandboxes."
-)
-JOBS = typer.Option(help="Sandboxes at a time.", show_default="one a core", **whole(1))
-RUN_SECONDS = typer.Option(help="Seconds that a package's tests may take.", **decimal(1.0))
+tasks_app = typer.Typer(no_args_is_help=True, help="Make coding tasks from Python packages, and grade agents on them.")
+JOBS = typer.Option(help="Number of concurrent sandboxes.", show_default="one per core", **whole(1))
+RUN_SECONDS = typer.Option(help="Time limit of a package's tests, in seconds.", **decimal(1.0))
 UNCOUNTED = 10**12
-"""Tokens: those of a client's model are its own."""
-FRESH = typer.Option(help="Ask for answers to inputs that no test has, as the original code gives them.")
-SANDBOX = typer.Option(help="What makes the sandboxes: bubblewrap, or a Docker engine of this machine.")
-TASK = typer.Argument(help="A task of a recipe, by its id or by what it begins with.")
+"""No limit on tokens: the tokens of a client's model are not known here."""
+FRESH = typer.Option(help="Also grade on inputs that no test uses; the original code gives the expected results.")
+SANDBOX = typer.Option(help="Sandbox backend: bubblewrap, or docker (an engine on this machine).")
+TASK = typer.Argument(help="Id of a task of a recipe, or a unique prefix of it.")
 RECIPES = typer.Option(help="Folder or file of recipes.", show_default="tasks, examples/tasks")
-PROMPT = typer.Option(help="With signatures, docstrings and tests, or at most 390 characters.")
+PROMPT = typer.Option(help="specified: signatures, docstrings and tests. terse: at most 390 characters.")
 EPISODES = typer.Option(help="Folder for the transcript.")
-RESUME = typer.Option("--resume", help="Go on with a transcript that was interrupted.")
-MINUTES = typer.Option(help="Wall-clock minutes, at most.", **decimal(0.01))
-STRICT = typer.Option("--strict", help="Calls must fit their schema exactly.")
-CORPUS = typer.Option(help="Folder of pages for web_search; without it the tool is not there.")
+RESUME = typer.Option("--resume", help="Continue an interrupted episode.")
+MINUTES = typer.Option(help="Time limit in wall-clock minutes.", **decimal(0.01))
+STRICT = typer.Option("--strict", help="Tool calls must match their schema exactly.")
+CORPUS = typer.Option(help="Folder of pages for the tool web_search.", show_default="no such tool")
 
 
 @tasks_app.command("make")
 def tasks_make(
     packages: Annotated[
-        list[str],
-        typer.Argument(help="Folders, sdists, or NAME==VERSION, whose sdist is fetched from the package index."),
+        list[str], typer.Argument(help="Folder, sdist, or NAME==VERSION to download from the package index.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the recipes, NAME-VERSION.json.")] = Path("tasks"),
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
-    again: Annotated[bool, typer.Option("--again", help="Make recipes anew that are there already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Overwrite existing recipes.")] = False,
     join: Annotated[
         int,
-        typer.Option(help="Take out up to so many pieces of different files at once, too: harder tasks.", **whole(1)),
+        typer.Option(
+            help="Also delete up to this many pieces of different files at once, for harder tasks.", **whole(1)
+        ),
     ] = 1,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Take features out of packages, one by one, and keep those that make a task. Code of packages runs in sandboxes
-    only."""
+    """Make tasks from packages: delete a feature, keep its tests.
+
+    Code of packages runs in sandboxes only."""
     if not importlib.import_module("etude.tasks").make_all(
         packages, out, jobs or process.cores(), seconds, again, sandbox, join
     ):
@@ -65,7 +65,9 @@ def tasks_check(
     fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Make the tasks of recipes again, and grade the original code (paid in full) and nothing done (paid nothing)."""
+    """Check tasks: the original code must get reward 1, no change 0.
+
+    The tasks are made again from their recipes."""
     if not importlib.import_module("etude.tasks").check_all(recipes, jobs or process.cores(), seconds, sandbox, fresh):
         raise typer.Exit(2)
 
@@ -73,13 +75,17 @@ def tasks_check(
 @tasks_app.command("export")
 def tasks_export(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the tasks, a folder each.")] = Path("harbor"),
-    format: Annotated[str, typer.Option("--format", help="harbor: folders with a task.toml of schema 1.4.")] = "harbor",
+    out: Annotated[Path, typer.Option(help="Folder for the tasks, one folder per task.")] = Path("harbor"),
+    format: Annotated[
+        str, typer.Option("--format", help="harbor: a folder with a task.toml of schema 1.4.")
+    ] = "harbor",
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Make the tasks of recipes again, and write them for another program, with their grader."""
+    """Export tasks, with their grader, for another program.
+
+    The tasks are made again from their recipes."""
     if not importlib.import_module("etude.tasks").export_all(
         recipes, out, format, jobs or process.cores(), seconds, sandbox
     ):
@@ -88,36 +94,36 @@ def tasks_export(
 
 @tasks_app.command("install")
 def tasks_install(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of a project. It is copied, and not changed.", readable=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="Folder of a project; it is copied and not changed.", readable=False)],
     index: Annotated[
-        str | None, typer.Option(help="Folder of wheels, or address of an index, such as https://pypi.org/simple.")
+        str | None,
+        typer.Option(help="Folder of wheels, or address of a package index, such as https://pypi.org/simple."),
     ] = None,
     private_index: Annotated[
-        bool, typer.Option("--private-index", help="Its address may be one that is not public.")
+        bool, typer.Option("--private-index", help="Allow an index at an address that is not public.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File for the steps that worked.", show_default="runs/install/FOLDER.json")
+        Path | None, typer.Option(help="File for the steps that succeeded.", show_default="runs/install/FOLDER.json")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Write the file anew if it is there already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Overwrite the file if it exists.")] = False,
     replay: Annotated[
-        Path | None, typer.Option(help="Run the steps of this file once more instead.", readable=False)
+        Path | None, typer.Option(help="Run the steps of this file again instead.", readable=False)
     ] = None,
-    tries: Annotated[int, typer.Option(help="How often steps are changed and tried, at most.", **whole(1))] = 5,
+    tries: Annotated[int, typer.Option(help="Maximum number of attempts.", **whole(1))] = 5,
     model: Annotated[
-        str, typer.Option(help="Address of an OpenAI-compatible server; without it a script does both stages.")
+        str, typer.Option(help="Address of an OpenAI-compatible server.", show_default="a script, no model")
     ] = "",
-    name: Annotated[str, typer.Option(help="The model's name there.")] = "",
-    turns: Annotated[int, typer.Option(help="Replies of each run of the model, at most.", **whole(1))] = 40,
+    name: Annotated[str, typer.Option(help="Name of the model on the server.")] = "",
+    turns: Annotated[int, typer.Option(help="Maximum number of replies per stage.", **whole(1))] = 40,
     minutes: Annotated[
-        float, typer.Option(help="Wall-clock minutes of each run of the model, at most.", **decimal(0.01))
+        float, typer.Option(help="Time limit per stage, in wall-clock minutes.", **decimal(0.01))
     ] = 30.0,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.", **decimal(0.0))] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sent with each request.", **whole())] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", **decimal(0.0))] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **whole())] = 0,
 ) -> None:
-    """Set a folder up in a sandbox: propose commands with checks, and try until the checks pass. Packages come from
-    --index alone."""
+    """Install a project in a sandbox, step by step.
+
+    Proposes commands with checks, and tries until the checks pass. Packages come only from --index."""
     from environments.harness.episode import Budget
 
     install_module = importlib.import_module("etude.install")
@@ -136,8 +142,10 @@ def tasks_install(
 @tasks_app.command("levels")
 def tasks_levels(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
-    number: Annotated[int, typer.Option("--number", help="Levels, each with as many tasks.", **whole(1))] = 6,
-    level: Annotated[int | None, typer.Option(help="Name the tasks of this level, from 0.", **whole(0))] = None,
+    number: Annotated[
+        int, typer.Option("--number", help="Number of levels; all have about as many tasks.", **whole(1))
+    ] = 6,
+    level: Annotated[int | None, typer.Option(help="List the tasks of this level, from 0.", **whole(0))] = None,
 ) -> None:
     """Sort the tasks of recipes by difficulty, easiest first."""
     importlib.import_module("etude.tasks").show_levels(recipes, number, level)
@@ -152,22 +160,22 @@ def tasks_try(
             help="Address of an OpenAI-compatible server, such as http://localhost:8000/v1; or oracle, or fool."
         ),
     ],
-    name: Annotated[str, typer.Option(help="The model's name there.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the model on the server.")] = "",
     recipes: Annotated[list[Path] | None, RECIPES] = None,
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    turns: Annotated[int, typer.Option(help="Replies, at most.", **whole(1))] = 40,
-    tokens: Annotated[int, typer.Option(help="Sampled tokens, at most.", **whole(1))] = 60_000,
+    turns: Annotated[int, typer.Option(help="Maximum number of replies.", **whole(1))] = 40,
+    tokens: Annotated[int, typer.Option(help="Maximum number of sampled tokens.", **whole(1))] = 60_000,
     context: Annotated[
-        int, typer.Option(help="Tokens of a context; near them the model summarises.", **whole(500))
+        int, typer.Option(help="Context length in tokens; close to it, the model writes a summary.", **whole(500))
     ] = 16_000,
     minutes: Annotated[float, MINUTES] = 30.0,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.", **decimal(0.0))] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sent with each request.", **whole())] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", **decimal(0.0))] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **whole())] = 0,
     strict: Annotated[bool, STRICT] = False,
     tool_choice: Annotated[
-        Literal["auto", "required"], typer.Option(help="Whether each reply must call a tool.")
+        Literal["auto", "required"], typer.Option(help="required: each reply must call a tool.")
     ] = "auto",
     corpus: Annotated[Path | None, CORPUS] = None,
     jobs: Annotated[int | None, JOBS] = None,
@@ -175,8 +183,9 @@ def tasks_try(
     fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Let a model work on a task in a sandbox, grade what it leaves, and keep the transcript. OPENAI_API_KEY is sent if
-    it is set."""
+    """Run a model on a task in a sandbox, and grade the result.
+
+    Writes a transcript. The environment variable OPENAI_API_KEY is sent to the server if it is set."""
     from environments.harness.episode import Budget
 
     try:
@@ -204,9 +213,7 @@ def tasks_try(
 @tasks_app.command("grade")
 def tasks_grade(
     task: Annotated[str, TASK],
-    folder: Annotated[
-        Path, typer.Argument(help="What an agent left: the package, or its changed files alone.", readable=False)
-    ],
+    folder: Annotated[Path, typer.Argument(help="Solution: the package, or only its changed files.", readable=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     recipes: Annotated[list[Path] | None, RECIPES] = None,
     jobs: Annotated[int | None, JOBS] = None,
@@ -214,7 +221,9 @@ def tasks_grade(
     fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Grade a folder's solution of a task as a trainer would: its reward, what the reward consists of, and flags."""
+    """Grade a folder as the solution of a task.
+
+    Prints the reward that a trainer would use, its terms, and flags."""
     arguments = recipes or (), jobs or process.cores(), seconds, sandbox, fresh, as_json
     importlib.import_module("etude.grades").grade_folder(task, folder, *arguments)
 
@@ -222,12 +231,12 @@ def tasks_grade(
 @tasks_app.command("serve")
 def tasks_serve(
     task: Annotated[str, TASK],
-    who: Annotated[str, typer.Option(help="Who plays, for the transcript.")] = "an MCP client",
+    who: Annotated[str, typer.Option(help="Name of the player in the transcript.")] = "an MCP client",
     recipes: Annotated[list[Path] | None, RECIPES] = None,
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    calls: Annotated[int, typer.Option(help="Calls, at most.", **whole(1))] = 400,
+    calls: Annotated[int, typer.Option(help="Maximum number of calls.", **whole(1))] = 400,
     minutes: Annotated[float, MINUTES] = 60.0,
     strict: Annotated[bool, STRICT] = False,
     corpus: Annotated[Path | None, CORPUS] = None,
@@ -236,8 +245,9 @@ def tasks_serve(
     fresh: Annotated[bool, FRESH] = True,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Serve a task's tools to a client of the Model Context Protocol on standard input and output; grade what it
-    leaves, and keep the transcript."""
+    """Serve a task's tools to an MCP client, and grade the result.
+
+    The server speaks the Model Context Protocol on standard input and output, and writes a transcript."""
     from environments.harness.episode import Budget
 
     budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
@@ -249,27 +259,29 @@ def tasks_serve(
 def tasks_hints(
     transcripts: Annotated[
         list[Path],
-        typer.Argument(help="Transcripts that `etude tasks try` or `etude tasks serve` wrote.", readable=False),
+        typer.Argument(help="Transcripts written by `etude tasks try` or `etude tasks serve`.", readable=False),
     ],
     source: Annotated[
         Literal["errors", "judge"],
-        typer.Option(help="By rules over calls and their answers, or by a model that reads it all."),
+        typer.Option(help="errors: rules over calls and their results. judge: a model reads the transcript."),
     ] = "errors",
     model: Annotated[str, typer.Option(help="Address of the judge, an OpenAI-compatible server.")] = "",
-    name: Annotated[str, typer.Option(help="The judge's name there.")] = "",
-    shown_gold: Annotated[bool, typer.Option("--shown-gold", help="Show the judge the original code, too.")] = False,
+    name: Annotated[str, typer.Option(help="Name of the judge on the server.")] = "",
+    shown_gold: Annotated[bool, typer.Option("--shown-gold", help="Also show the judge the original code.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File for the hints: JSONL with both contexts and the reply.")
+        Path | None, typer.Option(help="JSONL file for the hints, with both contexts and the reply.")
     ] = None,
     loss: Annotated[
-        Path | None, typer.Option(help="Say how far each hint moves this checkpoint's prediction of the reply.")
+        Path | None, typer.Option(help="Checkpoint: print how far each hint moves its prediction of the reply.")
     ] = None,
     recipes: Annotated[list[Path] | None, RECIPES] = None,
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
-    """Find the replies at which episodes went wrong, with a short hint for each that does not tell the solution."""
+    """Find replies at which episodes went wrong, with a hint for each.
+
+    A hint is short and does not contain the solution."""
     arguments = source, model, name, shown_gold, out, loss, recipes or (), jobs or process.cores(), seconds, sandbox
     if not importlib.import_module("etude.hints").hints(transcripts, *arguments):
         raise typer.Exit(2)

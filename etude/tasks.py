@@ -1,4 +1,4 @@
-"""`etude tasks`: features taken out of packages, made into tasks, and checked by the grader."""
+"""`etude tasks`: makes tasks by deleting features of packages, and checks them with the grader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
-"""Of the sandboxes in which solutions are graded."""
+"""Limits of the sandboxes in which solutions are graded."""
 
 
 def made_of(
@@ -99,10 +99,10 @@ def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[
     if len(passed) < least or len(passed) - len(lost) >= least:
         return
     summary = (
-        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them not in the grader"
+        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them fail in the grader"
     )
     file = lost[0].partition("::")[0]
-    reason = "which lays files of Python alone, and no data of tests"
+    reason = "which copies Python files only, and no data files"
     try:
         decode_source(package.tests.get(file, b""))
     except ValueError as error:
@@ -122,7 +122,7 @@ def make_all(
             package = package_of(spec, cache_folder() / "sdists")
             path = out / f"{package.name}-{package.version}.json"
             if path.exists() and not again:
-                print(f"{path} is there already; --again makes it anew")
+                print(f"{path} already exists; --again overwrites it")
                 continue
             if time_hint := task_times.told("made", package, join, jobs, kind):
                 print(time_hint, flush=True)
@@ -165,7 +165,7 @@ def make_all(
 def without_tasks(made: Made) -> str:
     """Why a package gave no tasks."""
     if not made.tried:
-        return "no tasks: no function or class of its source can be taken out"
+        return "no tasks: no function or class of its source can be deleted"
     label, reasons = min(made.reasons.items(), key=lambda item: (-made.why_not[item[1][0].partition(":")[0]], item[0]))
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(made.why_not.items()))
     return f"no tasks of {made.tried} pieces ({counts}), such as {label}: {reasons[0]}"
@@ -176,7 +176,7 @@ def describe_fault(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     message = one_line(f"{type(error).__name__}: {error}")
-    return f"a fault of this program, please report it: {message}{place}"
+    return f"a bug in etude, please report it: {message}{place}"
 
 
 def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bubblewrap", ask: bool = True) -> bool:
@@ -196,7 +196,7 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
             *differences(recipe, package, task_set),
             *(f"{task.id}: {fault}" for task in task_set.tasks for fault in results[task.id]["faults"]),
         ]
-        verdict = f"{len(problems)} wrong" if problems else "gold paid in full, nothing done paid nothing"
+        verdict = f"{len(problems)} wrong" if problems else "the original code gets reward 1, no change 0"
         verdict += f"; {sum(results[task.id]['fresh'] > 0 for task in task_set.tasks)} have fresh inputs" if ask else ""
         counts = {
             trust: sum(results[task.id]["trust"] == trust.name.lower() for task in task_set.tasks) for trust in Trust
@@ -252,7 +252,7 @@ def export_all(
     """Makes the tasks of recipes again, and writes OUT/ID, a folder of Harbor's, for each; one that is there is written
     anew. True if all tasks of the recipes, and no others, were made. Raises RunError for another format."""
     if format != "harbor":
-        raise RunError(f"there is no format called {format!r}; there is harbor")
+        raise RunError(f"--format expects harbor, got {format!r}")
     all_made = True
     for path, recipe, package, task_set in remake_tasks(paths, jobs, seconds, kind):
         judges = judges_of(kind)
@@ -343,7 +343,7 @@ def show_levels(paths: Sequence[Path], number: int, level: int | None = None) ->
             bits |= bits_of([recipe_of(path)])
         except (LookupError, TypeError):
             raise RunError(
-                f"{path} is no recipe of tasks that tells how hard they are: `etude tasks make` writes them"
+                f"{path} is not a recipe with the difficulty of its tasks; make one with: etude tasks make PACKAGE"
             ) from None
     try:
         levels = sorted_by(bits, number)
@@ -351,7 +351,7 @@ def show_levels(paths: Sequence[Path], number: int, level: int | None = None) ->
         raise RunError(str(error)) from None
     if level is not None:
         if level >= number:
-            raise RunError(f"there are levels 0 to {number - 1}; got {level}")
+            raise RunError(f"--level expects a level from 0 to {number - 1}, got {level}")
         print(*levels[level], sep="\n")
         return
     for index, tasks in enumerate(levels):
@@ -391,7 +391,7 @@ def recipe_of(path: Path) -> dict:
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(
-            f"{path} is no recipe of tasks ({type(error).__name__}): `etude tasks make` writes them"
+            f"{path} is not a recipe of tasks ({type(error).__name__}); make one with: etude tasks make PACKAGE"
         ) from None
     return recipe
 
@@ -412,5 +412,5 @@ def list_recipes(paths: Sequence[Path]) -> list[Path]:
     """The recipes at these paths. Raises RunError as `recipes` does, and where there is none in a folder."""
     for folder in paths:
         if not [*recipes(folder)]:
-            raise RunError(f"{folder} holds no recipes; `etude tasks make PACKAGE` writes them")
+            raise RunError(f"{folder} contains no recipes; make one with: etude tasks make PACKAGE")
     return [recipe for path in paths for recipe in recipes(path)]

@@ -450,8 +450,8 @@ check(3, check_3)
 #   `etude run recipe --scale small --seed 3` starts a run of your own, and `etude explore`, page *The recipe*, watches
 #   it.
 # * `sims/recipe/evaluation.py`: what is measured before and after, and how decoding is timed.
-# * `results/claims.json`, or `etude claims`: every claim of the sources that was put to the test, including those that
-#   did not hold here.
+# * `results/claims.json`, or `etude claims --all`: every claim of the sources that was put to the test, including those
+#   that did not hold here.
 # * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes
 #   from.
 # * Next: lesson 1, continued pretraining.

@@ -481,8 +481,8 @@ check(4, check_4)
 #
 # * `ref/cpt.py` from top to bottom: how a corpus is read, what is held out, the traps a to d. `scaled/cpt.py` is the
 #   same on many ranks.
-# * `etude figure cpt-rl` (the report's Figure 2): what more pretraining does to the loss and to RL; `etude claims`
-#   shows what was found.
+# * `etude figure cpt-rl` (the report's Figure 2): what more pretraining does to the loss and to RL; `etude claims
+#   --figure cpt-rl` shows verdicts.
 # * `sims/recipe/data.py`: the recipe's own mix of small world and code, and how long files are kept from dominating it.
 # * Lesson 9 deals sequences out to ranks by what they cost; there, packing is about time, not about masks.
 # * Next: lesson 2, Muon, which has already been at work here.

@@ -355,10 +355,10 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     relative = group_advantages(rewards, baseline=objective.baseline, scale=objective.scale, groups=kept_numbers // N)
     advantages = scatter(relative, 0.0)
     # Eq. 3: the weight w of each token of a rollout, and the budget, from the lengths of all rollouts.
-    chains, written = [rollout.chain for rollout in valid_rollouts], torch.zeros(2, G * N, dtype=torch.long)
-    written[0, valid_numbers] = torch.tensor([chain.written for chain in chains], dtype=torch.long)
-    written[1, valid_numbers] = torch.tensor([chain.finished for chain in chains], dtype=torch.long)
-    lengths, is_finished = summed(written.to(device)).unbind()
+    chains, totals = [rollout.chain for rollout in valid_rollouts], torch.zeros(2, G * N, dtype=torch.long)
+    totals[0, valid_numbers] = torch.tensor([chain.written for chain in chains], dtype=torch.long)
+    totals[1, valid_numbers] = torch.tensor([chain.finished for chain in chains], dtype=torch.long)
+    lengths, is_finished = summed(totals.to(device)).unbind()
     weights = objective.token_weights(lengths, is_finished > 0)
     policy_budget = objective.budget(num_left, int(lengths.sum()), c.rl.budget_tokens)
     mean_log_ratio = None

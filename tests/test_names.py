@@ -26,7 +26,7 @@ LEFT = {
     "environments": 179,
     "kit": 10,
     "kernels": 218,
-    "etude": 212,
+    "etude": 211,
     "sims": 168,
     "lessons": 406,
     "examples": 7,

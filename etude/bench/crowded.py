@@ -1,4 +1,5 @@
-"""`etude bench crowded`: time of a run's parts alone on the machine, and next to as many busy programs as it has cores.
+"""`etude bench contention`: time of a run's parts alone on the machine, and next to as many busy programs as it has
+cores.
 
 Every part runs in three ways, in alternation: alone; alone as it used to be, in one process with as many threads as
 cores, which wait for each other in every matrix product; and next to the busy programs. A busy program is a loop in its
@@ -59,7 +60,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     record = {
         "what": "seconds of a run's parts alone, alone with threads instead of processes, and beside as many "
         "busy programs as cores",
-        "command": "etude bench crowded",
+        "command": "etude bench contention",
         "machine": machine(),
         "busy": cores(),
         "rounds": rounds,

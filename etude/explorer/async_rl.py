@@ -1,4 +1,4 @@
-"""Asynchronous RL: trainer and workers over time, simulated while the reader moves the controls, and of a real run."""
+"""Asynchronous RL: trainer and workers over time, in a simulation with controls and in a real run."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -55,7 +55,7 @@ def simulated(
 
 
 def summarize_run(run: Timeline) -> dict:
-    """What became of a run, in figures."""
+    """The metrics of a run."""
     return {
         "run": run.name,
         "steps per minute": run.steps_per_minute,
@@ -97,10 +97,9 @@ def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
             strips(timelines, seconds),
             f"{name}-timeline",
             timeline.rows(timelines),
-            "Top strip: steps of the trainer, each with the number and colour of the version that it "
-            "makes. Below, for each worker: a thin line in "
-            "the colour of the version that it holds, and what share of its slots decode, wait for a "
-            "tool, or are free.",
+            "Top strip: steps of the trainer, each with the number and colour of the version that it makes. Below, "
+            "for each worker: a thin line in the colour of the version that it holds, and the shares of its slots "
+            "that decode, wait for a tool, or are free.",
             wide=True,
         )
 
@@ -112,11 +111,12 @@ def show_pictures(timelines: tuple[Timeline, ...], name: str) -> None:
             draw_histogram(rows),
             f"{name}-ages",
             rows,
-            "How many updates were made between the sampling of a token and its training.",
+            "Number of updates between the sampling of a token and its training.",
         )
     with right:
         st.caption(
-            "Idle: shares of the time in which the trainer waits for groups, and in which no slot of a worker decodes."
+            "Idle: the share of the time in which the trainer waits for groups, and in which no slot of a "
+            "worker decodes."
         )
         table([summarize_run(run) for run in timelines], f"{name}-figures")
 
@@ -158,8 +158,8 @@ def show_real_run() -> None:
     folders = runs()
     if not folders:
         st.info(
-            f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in some "
-            f"minutes, after `make small`."
+            f"There is no such run in `{provenance.RUNS}/` yet. `etude run async-rl` makes one in a few minutes, "
+            "after `make small`."
         )
         return
     left, right = st.columns([1, 3], vertical_alignment="bottom")
@@ -218,7 +218,7 @@ def draw() -> None:
         0.1,
         key="publish",
         bind="query-params",
-        help="From the end of a step until workers can load its weights. It blocks nobody.",
+        help="From the end of a step until workers can load its weights. Neither trainer nor workers wait for it.",
     )
     modes = MODES if mode == ALL else (mode,)
     timelines = tuple(
@@ -235,13 +235,13 @@ def draw() -> None:
         ),
         ("Trainer idle", f"{last.trainer_idle:.0%}", None),
         ("Mean age", f"{last.mean_age:.2f}", "Of the tokens that were trained on, in updates."),
-        ("Dropped groups", last.dropped, "Too old when a step could have taken them."),
+        ("Dropped groups", last.dropped, "Groups that were too old when a step could have taken them."),
     )
     show_pictures(timelines, "async")
     st.caption(
-        f"Simulated: {STEPS} steps, a worker that shares nothing with the trainer, rollouts of about "
-        f"{TURNS} turns with {TOKENS} tokens each. The "
-        "worker's step, which gives each of its rows a token, takes 4 ms and 50 µs more for each row."
+        f"Simulation: {STEPS} steps, one worker that shares no hardware with the trainer, rollouts of about {TURNS} "
+        f"turns with {TOKENS} tokens each. A decoding step of the worker, one token for each of its rows, takes 4 ms "
+        "plus 50 µs per row."
     )
     st.subheader("A real run")
     show_real_run()
@@ -250,18 +250,26 @@ def draw() -> None:
 PAGE = Page(
     name="async-rl",
     title="Asynchronous RL",
-    says="Who waits for whom? Four ways to run sampler and trainer, on a virtual clock: in turns, one step "
-    "apart, without waiting, and with new "
-    "weights in the middle of a rollout. Below, the same pictures of a run with real processes.",
-    formula=r"\begin{gathered}\text{start a group while } \text{trained} + \text{ready} + \text{running} < (S "
-    r"+ v + 1)\,G \\"
+    says="Waiting times of sampler and trainer, simulated on a virtual clock for four schedules: synchronous, one "
+    "step off, asynchronous, and in flight, with new weights in the middle of a rollout. Below are the same charts of "
+    "a run with real processes.",
+    formula=r"\begin{gathered}\text{start a group while } "
+    r"n_{\mathrm{trained}} + n_{\mathrm{ready}} + n_{\mathrm{running}} < (S + v + 1)\,G \\"
     r"\text{drop it if } v - u > S\end{gathered}",
+    symbols={
+        r"n_{\mathrm{trained}},\ n_{\mathrm{ready}},\ n_{\mathrm{running}}": "groups already trained on, sampled and "
+        "waiting, and being sampled",
+        "S": "staleness, the largest allowed age in updates",
+        "v": "number of updates made so far",
+        "G": "groups per step",
+        "u": "version of the weights that sampled the group's oldest token",
+    },
     question="With slow tools, how much of its time does the trainer of the synchronous loop wait? And what "
     "does sampling in flight gain over "
     "one step off where there are no tools?",
-    look="With slow tools the trainer of the synchronous loop waits most of the time, and S = 2 in flight "
-    "hides much of it. Without tools one "
-    "step off is as fast. A longer tail makes groups late, and late groups are dropped.",
+    look="With slow tools the trainer of the synchronous loop waits most of the time; in flight with S = 2 it waits "
+    "much less. Without tools one step off is as fast as in flight. A longer tail makes groups late, and late groups "
+    "are dropped.",
     draw=draw,
     code=(async_rl.Life, async_rl.simulate),
     technique="async-rl",

@@ -22,9 +22,7 @@ def clock(timelines: Sequence[Timeline], name: str, show: Callable[[float], None
     end = round(max(run.seconds for run in timelines) + 0.05, 1)
     stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for run in timelines for step in run.steps)})
     key = f"{name}-clock-{end:g}"  # another run has a clock of its own
-    play(
-        "Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="What lies after it is not drawn."
-    )
+    play("Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="Later events are not drawn.")
 
 
 def strips(timelines: Sequence[Timeline], until: float) -> Drawing:

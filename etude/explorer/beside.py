@@ -82,7 +82,7 @@ def comparable(runs: Sequence[Played]) -> str:
         return ""
     tasks_by_run = {run.name: tasks_of(run) for run in measured_runs}
     if unknown_runs := [name for name, tasks in tasks_by_run.items() if tasks is None]:
-        return f"**Not comparable**: which held-out tasks {', '.join(unknown_runs)} played is not recorded."
+        return f"**Not comparable**: the held-out tasks of {', '.join(unknown_runs)} are not recorded."
     tasks = [task_set for task_set in tasks_by_run.values() if task_set]
     first = tasks[0]
     if differing_keys := sorted(
@@ -96,12 +96,10 @@ def comparable(runs: Sequence[Played]) -> str:
         return f"**Not comparable**: the tasks are of different worlds ({', '.join(differing_keys)})."
     if len({task_set.seed for task_set in tasks}) > 1:
         return (
-            "The tasks are others of the same world, because the seeds differ. The intervals are over "
-            "tasks and hold for both."
+            "The tasks are different samples of the same world, because the seeds differ. The intervals are over tasks "
+            "and hold for both."
         )
     if len({task_set.number for task_set in tasks}) > 1:
-        return (
-            f"The first {min(task_set.number for task_set in tasks)} held-out tasks are the same; the rest "
-            f"only some of them played."
-        )
-    return f"All of them played the same {first.number} held-out tasks."
+        common = min(task_set.number for task_set in tasks)
+        return f"The first {common} held-out tasks are the same; the others were evaluated for some of the runs only."
+    return f"All runs were evaluated on the same {first.number} held-out tasks."

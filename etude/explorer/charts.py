@@ -1,13 +1,11 @@
-"""Charts that answer: a drawing shown live, with its downloads below it.
+"""Interactive charts: a drawing on the page, with one menu below it.
 
-    chart(drawn, name, rows, alt)     hover tells figures, a drag moves the axes, Shift and the wheel zoom, a double
-                                      click brings them back
-    brushed(…)                        the same, but a drag chooses a part of the horizontal axis; returns it
-    picked(…)                         the same, but a click chooses a row; returns it
+    chart(drawn, name, rows, alt)     hover shows values, a drag pans, Shift and the wheel zoom, a double click resets
+    brushed(…)                        the same, but a drag selects a range of the horizontal axis; returns the range
+    picked(…)                         the same, but a click selects a row; returns the row
 
-`drawing.py` has the words in which a drawing is written. `alt` is what the chart shows, for the caption and for those
-who cannot see it. The downloads are the picture as PNG, which is drawn when the button is pressed, and the numbers as
-CSV.
+`drawing.py` defines drawings. `alt` is the caption and the alternative text. The menu has the data as a table and as
+CSV, and the picture as PNG, which is rendered when its button is pressed.
 """
 
 import math
@@ -19,8 +17,7 @@ import streamlit as st
 
 from etude.explorer import printed, vega
 from etude.explorer.drawing import Axis, Drawing, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
-from etude.explorer.page import download
-from etude.figures import as_csv
+from etude.explorer.page import menu
 
 __all__ = [
     "Axis",
@@ -55,15 +52,15 @@ def powers(values: Iterable[float]) -> bool:
 
 
 def chart(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
-    """Shows the drawing. `rows`: the numbers, for the CSV file. `wide`: it keeps a readable width on a narrow screen,
-    and scrolls."""
+    """Shows the drawing. `rows`: the data of its menu. `wide`: it keeps a readable width on a narrow screen, and
+    scrolls."""
     _show(drawn, name, rows, alt, wide, "zoom")
 
 
 def brushed(
     drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False
 ) -> tuple[float, float] | None:
-    """Shows the drawing. Returns the part of the horizontal axis that is brushed; None where nothing is."""
+    """Shows the drawing. Returns the selected range of the horizontal axis, or None."""
     selection = _show(drawn, name, rows, alt, wide, "brush")
     ends = selection.get("x") if selection else None
     return (min(ends), max(ends)) if ends else None
@@ -77,8 +74,8 @@ def picked(
     wide: bool = False,
     then: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Shows the drawing. Returns the row that was clicked, as its layer has it; None where none was. `then` is called
-    with it before the page is drawn anew, when it may still set a control."""
+    """Shows the drawing. Returns the clicked row of a layer, or None. `then` is called with the row before the page is
+    redrawn, when it may still set a control."""
 
     def handle_click() -> None:
         row = _find_row(drawn, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
@@ -89,7 +86,7 @@ def picked(
 
 
 def _find_row(picture: Drawing, selection: Any) -> Mapping[str, Any] | None:
-    """The row that a click has found; the figures may have changed since."""
+    """The clicked row, or None; the data may have changed since the click."""
     if not selection:
         return None
     part, row = int(selection[0]["part"]), int(selection[0]["row"])
@@ -100,7 +97,7 @@ def _find_row(picture: Drawing, selection: Any) -> Mapping[str, Any] | None:
 def _show(
     picture: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode, callback: Any = "rerun"
 ) -> Any:
-    """What is selected in the chart; None if nothing is."""
+    """The selection in the chart, or None."""
     data, spec = pyarrow.table(vega.table(picture)), vega.spec(picture, mode)
     if wide:
         st.html(WIDE_CHART_STYLE)
@@ -114,7 +111,5 @@ def _show(
             )
             selection = state.selection.get(mode)
         st.caption(alt)
-    with st.container(horizontal=True):
-        download("Picture (PNG)", lambda: printed.png(picture, wide), f"{name}.png", "image/png")
-        download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+    menu(name, lambda: rows, lambda: printed.png(picture, wide))
     return selection

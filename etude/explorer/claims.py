@@ -1,7 +1,7 @@
-"""What the sources claim, what was measured here, the verdict, and the experiments' pictures.
+"""Claims of the sources, what was measured here, the verdicts, and the experiments' pictures.
 
-Those pictures stay still: they are committed beside the records that they were drawn from, and no control changes them.
-What a reader may ask of them is on the pages of their techniques.
+The pictures are static: they are committed next to their records, and no control changes them. The interactive charts
+are on the pages of the techniques.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ import streamlit as st
 from etude import catalog, figures
 from etude.explorer.charts import Axis, Look, boxes, drawing, picked
 from etude.explorer.drawing import Drawing
-from etude.explorer.page import ROOT, Page, download, table
+from etude.explorer.files import parse_csv
+from etude.explorer.page import ROOT, Page, menu, table
 from etude.limits import qualified
 from etude.statements import open_statements
 from kit.settings import RunError
@@ -153,8 +154,7 @@ def draw() -> None:
     entries = {entry.name: entry for entry in catalog.EXPERIMENTS}
     st.markdown(figures.covered(everything))
     st.caption(
-        "Shown: the committed records in results/. An experiment that you ran yourself is opened on "
-        "the page of the recipe."
+        "Shown: the committed records in results/. The page “Training runs” opens an experiment that you ran yourself."
     )
     left, right = st.columns([2, 1])
     with left:
@@ -178,8 +178,7 @@ def draw() -> None:
     if selected_claims:
         count_rows = counts(filter_claims(claims, verdicts, [], words))
         caption = (
-            "Claims of each experiment by their verdict. A click keeps those of one experiment; the box "
-            "above brings all back."
+            "Claims of each experiment by verdict. A click on a bar selects its experiment; the box above resets it."
         )
         picked(verdicts_drawn(count_rows), "claims-verdicts", count_rows, caption, then=filter_experiment)
         table(make_claim_rows(selected_claims), "claims")
@@ -187,7 +186,9 @@ def draw() -> None:
         st.info("No claim matches; remove a filter.")
     if selected_laws:
         st.subheader("Laws", anchor="laws")
-        st.markdown("Closed forms and identities, with the largest deviation from each. They do not count as claims.")
+        st.markdown(
+            "Closed forms and identities, with the largest measured deviation from each. They do not count as claims."
+        )
         table(make_law_rows(selected_laws), "laws")
     if statement_rows:
         st.subheader("Not tested", anchor="not-tested")
@@ -201,31 +202,27 @@ def draw() -> None:
 
 
 def _show_picture(folder: Path, name: str, alt: str) -> None:
-    """The experiment's picture and table, with downloads. A missing file is reported; the others are still shown."""
+    """The experiment's picture with its menu. A missing file is reported; the others are still shown."""
     try:
-        png, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_bytes()
+        png, data = (folder / f"{name}.png").read_bytes(), (folder / f"{name}.csv").read_text(encoding="utf-8")
         with st.container(key=f"wide-{name}"):
             # wider than any picture and the page: shown at page width, without another copy in a new size
             st.image(png, width=4000, alt=alt)
     except (OSError, SyntaxError, ValueError) as error:  # a damaged PNG is a SyntaxError to PIL
         st.error(f"the picture of {name} cannot be shown ({error}); draw it again with: etude figure {name}")
         return
-    with st.container(horizontal=True):
-        download("Picture (PNG)", lambda: png, f"{name}.png", "image/png")
-        download("Data (CSV)", lambda: data, f"{name}.csv", "text/csv")
+    menu(name, lambda: parse_csv(data), lambda: png)
 
 
 PAGE = Page(
     name="claims",
     title="Claims",
-    says="What the sources claim, what was measured here, and a verdict that follows only from a rule and "
-    "the measurement. Claims that did "
-    "not reproduce are listed, too, and so are statements that are not tested yet.",
-    formula="",
-    question="Which experiment contradicts the sources most often: on an agent's habits, on draft layers, or on "
-    "engines and weights?",
+    says="Claims of the sources, the measurements made here, and a verdict for each claim, which a fixed rule derives "
+    "from the measurement. The list includes claims that did not reproduce and statements that are not tested yet.",
+    question="Which experiment contradicts the sources most often: the one on an agent's habits, on draft layers, or "
+    "on engines and weights?",
     look="The one on draft layers, mtp. Nothing is contradicted in async-rl and weight-sync: 8 of their 14 claims "
-    "reproduce. The table gives rule and reason, and every row names the command that runs it again.",
+    "reproduce. Each row of the table has the rule, the reason and the command that repeats the experiment.",
     draw=draw,
     code=(figures.gather,),
 )

@@ -1,5 +1,4 @@
-"""Continued pretraining: what a run learnt, the schedule over its phases, a packed row, and what the loss is worth to
-RL."""
+"""Continued pretraining: losses of a run, the learning-rate schedule, a packed row, and loss against success."""
 
 import html
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from etude.explorer import examples, provenance
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, powers
 from etude.explorer.files import stamp
-from etude.explorer.page import COLOURS, Page, folded
+from etude.explorer.page import COLOURS, Page
 from etude.explorer.pretraining import (
     AFTER,
     PHASES,
@@ -54,7 +53,7 @@ def draw() -> None:
 
 def show_run(root: Path) -> None:
     """Loss and held-out perplexity along the chosen run."""
-    st.subheader("What the run learnt")
+    st.subheader("Loss and perplexity of the run")
     unit = st.radio("Unit of the held-out codebase", UNITS, key="unit", bind="query-params", horizontal=True)
     metric_lines = read(root)
     loss_rows, codebase_rows = losses(metric_lines), looks(metric_lines)
@@ -96,7 +95,8 @@ def show_run(root: Path) -> None:
             ),
             "cpt-codebase",
             codebase_rows,
-            "Looks at a codebase that was never trained on. Only bits a byte can be compared between tokenizers.",
+            "Measurements on a codebase that is not in the training data. Only bits a byte can be compared between "
+            "tokenizers.",
         )
 
 
@@ -118,8 +118,8 @@ def show_schedule() -> None:
         ),
         "cpt-schedule",
         rows,
-        "Warm-up and a level part that needs no known end; the long phase warms up once more and "
-        "decays to its end. SFT has a schedule of its own.",
+        "Warm-up and a constant part of any length; the long phase warms up once more and decays to its end. SFT has "
+        "its own schedule.",
     )
 
 
@@ -130,7 +130,7 @@ def render_row(words: list[str], doc: list[int], correct_mask: list[bool], score
         token_html = html.escape(word).replace("\n", "↵\n") if number >= 0 else "·"
         previous_word = html.escape(repr(words[index - 1])) if index else ""
         if scored_mask[index]:
-            title = f"{html.escape(repr(word))} is predicted from {previous_word} and what is before it"
+            title = f"{html.escape(repr(word))} is predicted from {previous_word} and the tokens before it"
             title += (
                 ""
                 if correct_mask[index]
@@ -172,11 +172,15 @@ def show_packed_row(root: Path) -> None:
     correct_mask, scored_mask = scored(ids, doc), scored(ids, None if trap else doc)
     metrics(
         ("Documents", int(doc.max()) + 1, "In this row; none is cut unless it is longer than a row."),
-        ("Tokens scored", f"{int(scored_mask.sum())} of {length}", "The first of a document is nobody's to predict."),
         (
-            "Scored from strangers, or padding",
+            "Tokens scored",
+            f"{int(scored_mask.sum())} of {length}",
+            "The first token of a document has no context and is not scored.",
+        ),
+        (
+            "Scored from another document, or padding",
             exact(int((scored_mask & ~correct_mask).sum()), "{}"),
-            "Predicted from another document's end, or empty.",
+            "Tokens predicted from the end of another document, and scored padding.",
         ),
         ("Padding in all rows", f"{(all_doc < 0).mean():.1%}", f"Of {len(all_ids)} rows."),
     )
@@ -184,15 +188,15 @@ def show_packed_row(root: Path) -> None:
     words = [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
     st.html(render_row(words, doc[0].tolist(), correct_mask[0].tolist(), scored_mask[0].tolist()))
     st.caption(
-        "A colour is a document, · is padding; point at a token: from what is it predicted? Framed "
-        "ones are not scored. The network needs the "
-        "numbers, too, so that attention stays inside a document: see the page of sequence packing."
+        "Each colour is a document, · is padding. Hovering over a token shows the token from which it is predicted. "
+        "Framed tokens are not scored. The network needs the document numbers, too, so that attention stays inside a "
+        "document: see the page “Sequence packing”."
     )
 
 
 def show_reward() -> None:
-    """The figure: what a lower loss is worth to RL."""
-    st.subheader("What the loss is worth to RL")
+    """The chart of the loss against success."""
+    st.subheader("Loss after pretraining and success after RL")
     st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
     col1, col2 = st.columns(2)
     loss = col1.radio("Loss", LOSSES, key="of-loss", bind="query-params", horizontal=True)
@@ -226,24 +230,29 @@ def show_reward() -> None:
             f"The claim: {claim['claim']}. {claim['measured']:.2f} {claim['unit']} [{low:.2f}, "
             f"{high:.2f}], **{claim['verdict']}**."
         )
-    folded(training_rows, "cpt-trainings", "The trainings as a table")
 
 
 PAGE = Page(
     name="cpt",
     title="Continued pretraining",
-    says="A model reads code, most of it in short contexts, the rest in long ones. See what it learnt of a "
-    "codebase that it never read, in which "
-    "unit, and what that is worth to RL.",
-    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid d_{b,t}) \\ d_{b,t}:\ \text{its own "
-    r"document before it} \\"
-    r"\text{perplexity} = e^{\mathrm{NLL}/\text{tokens}} \\ \text{bits per byte} = "
-    r"\frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}\end{gathered}",
-    question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row has "
-    "nobody to predict?",
-    look="On the whole, a lower loss after SFT goes with more success after RL. The first token of a "
-    "document is never scored, and without document "
-    "numbers it is.",
+    says="A model is trained on code, most of it in short contexts, the rest in long ones. The page shows the loss on "
+    "a held-out codebase in several units, and how the loss relates to success after RL.",
+    formula=r"\begin{gathered} L = -\sum_{b,t} w_{b,t} \log p(x_{b,t} \mid d_{b,t}) \\"
+    r"\text{perplexity} = \exp(\mathrm{NLL}/n_{\mathrm{tokens}}) \qquad"
+    r"\text{bits per byte} = \frac{\mathrm{NLL}}{n_{\mathrm{bytes}}\cdot\ln 2}\end{gathered}",
+    symbols={
+        "L": "loss of a step, divided by its number of scored tokens",
+        "x_{b,t}": "token t of row b",
+        "w_{b,t}": "its weight: 0 for padding and for the first token of a document, otherwise 1",
+        "d_{b,t}": "the tokens before it in its own document",
+        "p": "the model's probability",
+        r"\mathrm{NLL}": "negative log-likelihood of the held-out codebase, in nats, summed over its tokens",
+        r"n_{\mathrm{tokens}},\ n_{\mathrm{bytes}}": "its length in tokens and in bytes",
+    },
+    question="Does a lower loss after SFT go with more success after RL? And which tokens of a packed row must not be "
+    "scored?",
+    look="On the whole, a lower loss after SFT goes with more success after RL. The first token of a document must "
+    "not be scored; without document numbers it is.",
     draw=draw,
     code=(cpt.wsd, cpt.pack, cpt.next_token_loss, cpt.CodebaseNLL),
     technique="cpt",

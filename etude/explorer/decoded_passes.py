@@ -1,4 +1,4 @@
-"""One speculative decode, pass by pass: what was drafted, how much of it was accepted, and what the trunk added."""
+"""One speculative decode, pass by pass: the drafts, the accepted ones, and the tokens that the trunk added."""
 
 import streamlit as st
 
@@ -11,7 +11,7 @@ __all__ = ["decode", "step_rows"]
 
 
 def step_rows(steps: list[dict]) -> list[dict]:
-    """One row per pass: what was drafted, how much of it was accepted, what the trunk added."""
+    """One row per pass: the drafts, the number of accepted ones, and the tokens that the trunk added."""
     rows = []
     for step in steps:
         if step["kind"] != "given":
@@ -78,5 +78,5 @@ def show_passes(steps: list[dict], rows: list[dict], count: int) -> None:
         ("Rejected", rejected_count, None),
         ("Tokens per pass", f"{token_count / count:.2f}", f"{token_count} tokens in {count} passes."),
     )
-    st.caption("Choose a row to go back to its pass.")
+    st.caption("Select a row to return to its pass.")
     steering(visible_rows, "mtp-passes", "pass", [row["pass"] for row in visible_rows])

@@ -93,6 +93,8 @@ class Layer:
     """Columns that hovering tells."""
     hollow: bool = False
     stacked: bool = False
+    dodge: bool = False
+    """Marks of several series at one name of the horizontal axis stand side by side."""
     thin: bool = False
     """A faint line that stands behind another one."""
     split: str | None = None
@@ -163,13 +165,14 @@ def points(
     *,
     tell: Sequence[str] = (),
     hollow: bool = False,
+    dodge: bool = False,
     look: Look | None = None,
     size: float = 55,
 ) -> Layer:
-    """A mark for each row."""
-    return Layer(
-        "point", rows, x, y, by=by, tell=_unique_columns(by, x, y, *tell), hollow=hollow, look=look or Look(), size=size
-    )
+    """A mark for each row. `dodge`: those of several series at one name of the horizontal axis stand side by side."""
+    hover_columns = _unique_columns(by, x, y, *tell)
+    look = look or Look()
+    return Layer("point", rows, x, y, by=by, tell=hover_columns, hollow=hollow, dodge=dodge, look=look, size=size)
 
 
 def bars(
@@ -185,9 +188,9 @@ def bars(
 ) -> Layer:
     """A bar for each row: side by side or `stacked` where there are series. `to`: the column with its right edge, for a
     histogram."""
-    return Layer(
-        "bar", rows, x, y, x2=to, by=by, tell=_unique_columns(by, x, to, y, *tell), stacked=stacked, look=look or Look()
-    )
+    hover_columns, dodge = _unique_columns(by, x, to, y, *tell), by is not None and to is None and not stacked
+    look = look or Look()
+    return Layer("bar", rows, x, y, x2=to, by=by, tell=hover_columns, stacked=stacked, dodge=dodge, look=look)
 
 
 def ranges(

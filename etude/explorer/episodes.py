@@ -163,42 +163,46 @@ def draw() -> None:
             (
                 "Reward",
                 f"{last['reward']:.2f}",
-                "0.8 if all tests pass, and then 0.1 each for a short change and for one that fits its "
-                "file. A flag leaves nothing.",
+                "0.8 if all tests pass, plus 0.1 each for a short change and for one in the style of its file. A flag "
+                "sets it to 0.",
             ),
             (
                 "Tests",
                 f"{last.get('passed', '?')} of {last.get('of', '?')}",
-                "Those that the agent saw, those held out, and those that passed before.",
+                "Visible tests, hidden tests, and tests that passed before the change.",
             ),
             (
                 "Succinctness",
                 f"{last.get('succinctness', 0):.2f}",
-                "1 for a change of at most 1.2 times as many lines as the original's, and in "
-                "proportion less for a longer one.",
+                "1 for a change of at most 1.2 times as many lines as the original's, proportionally less for a "
+                "longer one.",
             ),
             (
                 "Conformance",
                 f"{last.get('conformance', 0):.2f}",
-                "1 if no new line breaks the style of its file or a lint, 0 if one in three does.",
+                "1 if no new line violates the style of its file or a lint, 0 if one in three does.",
             ),
-            ("Flags", len(last["flags"]), "Attempts to be paid without doing the task. One takes the whole reward."),
+            (
+                "Flags",
+                len(last["flags"]),
+                "Attempts to get the reward without doing the task. A single flag sets the reward to 0.",
+            ),
         )
         for flag in last["flags"]:
             st.error(provenance.plain(visible(str(flag))))
-    with st.expander("What was asked"):
+    with st.expander("The prompt"):
         st.text(visible(begin["prompt"]))
     play("Turn", "turn", range(1, len(turns) + 1), 1, lambda number: show_turn(turns[number - 1]))
     st.subheader("All turns")
     turn_rows = make_turn_rows(turns)
     calls = [len(turn["answers"]) - row["failed"] - row["broken"] for turn, row in zip(turns, turn_rows, strict=True)]
-    st.caption("Click a bar or choose a row to read its turn, above.")
+    st.caption("Click a bar or select a row to read its turn, above.")
     picked(
         draw_outcomes([(ok, row["failed"], row["broken"]) for ok, row in zip(calls, turn_rows, strict=True)]),
         "episode-calls",
         turn_rows,
-        "Calls of each turn: a failed call did not do what it was asked, such as tests that do not "
-        "pass; a broken one was no call.",
+        "Calls of each turn. A failed call was executed without success, such as tests that do not pass; a broken one "
+        "could not be parsed.",
         then=select_turn,
     )
     steering(turn_rows, "episode-turns", "turn", [row["turn"] for row in turn_rows])
@@ -207,15 +211,14 @@ def draw() -> None:
 PAGE = Page(
     name="episodes",
     title="Episodes",
-    says="What a coding agent did with a task: what it said, each call with its answer, what changed in the "
-    "tree, and what the grader paid. "
-    "`etude tasks try` writes transcripts into `runs/episodes`; without any, this page shows committed "
-    "ones of scripted agents.",
-    formula="",
-    question="An agent says that all tests pass. Is it paid for that? And does a broken call end the episode?",
-    look="Not for saying so: if all tests pass, those that it never saw too, 0.8 is paid, and 0.1 each for "
-    "a short change and for one that fits "
-    "its file. A flag takes all. Broken and failed calls are answers, no errors of the episode: it goes on.",
+    says="Transcript of a coding agent on a task: its messages, each call with its answer, the changes to the files, "
+    "and the reward of the grader. `etude tasks try` writes transcripts into `runs/episodes`; without any, this page "
+    "shows committed ones of scripted agents.",
+    question="An agent writes that all tests pass. Does it get a reward for that? And does a broken call end the "
+    "episode?",
+    look="Not for the message. If all tests pass, hidden ones included, the reward is 0.8, plus 0.1 each for a short "
+    "change and for one in the style of its file. A flag sets it to 0. The answer to a broken or failed call is an "
+    "error message, and the episode continues.",
     draw=draw,
     code=(record.context,),
     technique="environments",

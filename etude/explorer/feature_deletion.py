@@ -1,5 +1,4 @@
-"""Who executes what in a package of one file, which pieces that gives, and what is left of the package and its tests
-without one."""
+"""Test coverage of a package of one file, the pieces derived from it, and the tests that fail without a piece."""
 
 import difflib
 from dataclasses import asdict, dataclass
@@ -165,8 +164,8 @@ def format_diff(piece: ref.Piece) -> str:
 def draw() -> None:
     first, second, third, fourth = st.columns(4)
     way_help = (
-        "slice: what only a group of tests executes; body: a whole function's; symbol: a function with its "
-        "name and what imports it."
+        "slice: statements that only a group of tests executes; body: the body of a function; symbol: a whole "
+        "function and its imports."
     )
     way = first.selectbox("Way", WAYS, key="way", bind="query-params", help=way_help)
     least = second.slider("Fewest tests that must fail", 1, 9, 3, key="least", bind="query-params")
@@ -178,7 +177,7 @@ def draw() -> None:
         0.05,
         key="most",
         bind="query-params",
-        help="Of a group that a slice is made for.",
+        help="The largest share of all tests in the group of a slice.",
     )
     results = tried(way, least, max_share)
     number = fourth.slider(
@@ -192,7 +191,7 @@ def draw() -> None:
     )
     index = min(number, len(results)) - 1 if results else None
     if index is None:
-        st.markdown("No group of tests has so many tests and so small a share.")
+        st.markdown("No group of tests satisfies both limits.")
     else:
         st.markdown(f"Piece {results[index].label} (of {len(results)})")
     result = None if index is None else results[index]
@@ -205,8 +204,8 @@ def draw() -> None:
             | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
             for line in range(1, len(LINES) + 1)
         ],
-        "Which test (columns) executes which line (rows). What the piece takes is orange. Tests with a "
-        "cross fail without it.",
+        "Lines (rows) that each test (column) executes. The deleted piece is orange. Tests with a cross fail without "
+        "it.",
         wide=True,
     )
     if result is not None:
@@ -215,23 +214,23 @@ def draw() -> None:
             (
                 "Valid",
                 "no" if selection.faults else "yes",
-                "At least as many tests fail as must, all others pass, and the original comes back.",
+                "Enough tests fail, all others pass, and the original can be restored.",
             ),
             ("Tests that fail", f"{len(selection.failing)} of {len(TESTS)}", None),
-            ("Lines", selection.hard.lines, "Without blank ones and comments."),
-            ("Callers", selection.hard.callers, "Functions that use what has a hole, and have none."),
+            ("Lines", selection.hard.lines, "Without blank lines and comments."),
+            ("Callers", selection.hard.callers, "Intact functions that use a function with deleted code."),
             (
                 "Difficulty",
                 f"{selection.hard.bits:.2f} bits",
-                "Doublings of lines, functions, files, tests and callers.",
+                "Sum of the base-2 logarithms of lines, functions, files, tests and callers.",
             ),
         )
         for fault in selection.faults[:5]:
             st.warning(fault)
-        st.subheader("What is taken out")
+        st.subheader("The deleted code")
         st.code(format_diff(selection.piece), language="diff", wrap_lines=True)
         st.subheader("All pieces of this way")
-        st.caption("Choose a row to see what that piece takes.")
+        st.caption("Select a row to show its piece.")
         steering(make_piece_rows(results), "feature-deletion-pieces", "piece", range(1, len(results) + 1))
     st.subheader("Three ways")
     table(
@@ -257,15 +256,19 @@ def draw() -> None:
 PAGE = Page(
     name="feature-deletion",
     title="Feature deletion",
-    says="A package and its tests give tasks: take out what only a few tests execute, and ask for it back. "
-    "The tests of a little package of "
-    "one file run while you look, once for each piece.",
+    says="Tasks made from a package and its tests: delete code that only a few tests execute; the agent has to write "
+    "it again. The page deletes each piece of a small package and runs the tests.",
     formula=r"S(G) = \Bigl\{\, s : \varnothing \ne \bigcup_{l \in s} w(l) \subseteq G \,\Bigr\}",
-    question="Take out whole bodies, or slices that only some tests execute: which gives more tasks, and which "
+    symbols={
+        "S(G)": "the slice of a group G of tests: the statements that are deleted",
+        "s": "a statement, as a set of lines",
+        "l": "a line",
+        "w(l)": "the tests that execute line l",
+    },
+    question="Delete whole function bodies, or slices that only some tests execute: which gives more tasks, and which "
     "fails more tests?",
-    look="Slices find branches inside of functions, several times as many tasks as there are functions, and "
-    "each fails few tests. A body fails "
-    "those of all who call it.",
+    look="Slices. They find branches inside functions, several times as many tasks as there are functions, and each "
+    "fails few tests. A deleted body fails the tests of all its callers, which is more tests per task.",
     draw=draw,
     code=(ref.slices, ref.faults, ref.Difficulty),
     technique="feature-deletion",

@@ -1,11 +1,12 @@
-"""JSON files that pages read and other programs may write: detects whether a file has changed, and whether it holds
-what a page needs."""
+"""Files that pages read and other programs may write: detects changes, and checks the content."""
 
+import csv
+import io
 from pathlib import Path
 
 from kit.disk import DamagedFile, read_json
 
-__all__ = ["NUMBER", "parsed", "stamp"]
+__all__ = ["NUMBER", "parse_csv", "parsed", "stamp"]
 
 NUMBER = (int, float)
 """A float without a fraction may have been written without its decimal point."""
@@ -15,6 +16,11 @@ def stamp(path: Path) -> tuple[Path, int, int]:
     """A key that changes whenever the file is written. Raises OSError if the file is missing."""
     status = path.stat()
     return path, status.st_mtime_ns, status.st_size
+
+
+def parse_csv(text: str) -> list[dict]:
+    """The rows of a CSV file; every value is a string."""
+    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def parsed(path: Path, shape: dict) -> dict:

@@ -1,7 +1,7 @@
-"""The front door: the recipe as a diagram, what a task is, and where to begin.
+"""The overview: the recipe as a diagram, an example of a task, and links for three kinds of readers.
 
-The diagram is HTML, drawn from `etude/stages.py`: its boxes lead to the cards below it, on the same page, and each card
-leads to page, lesson and files. Links to other pages are Streamlit's own, since any other would begin a new session.
+The diagram is HTML, built from `etude/stages.py`: its boxes link to the cards below it, and each card links to page,
+lesson and files. Links to other pages are Streamlit's own; HTML links would start a new session.
 """
 
 import html
@@ -22,10 +22,10 @@ CARDS_PER_ROW = 3
 EDGES = dict(zip((part.name for part in PARTS), ("grey", "blue", "orange", "green", "purple", "sky"), strict=True))
 """Part → the colour of its edge."""
 LOOP_NOTES = {
-    "Reinforcement learning": "↺ each step, with new weights, tries the tasks again",
-    "Afterwards": "↺ what users do becomes the next reward",
+    "Reinforcement learning": "↺ each step samples new rollouts with the new weights",
+    "Afterwards": "↺ reactions of users become the next rewards",
 }
-"""Parts that lead back, with what they bring."""
+"""Parts with a loop, and what it does."""
 STYLE = """<style>
 .recipe ol {list-style: none; margin: 0; padding: 0}
 .recipe > ol > li {border-left: 5px solid; border-radius: 6px; padding: .35rem .7rem; background: rgba(128, 136, 146, .09)}
@@ -42,39 +42,37 @@ STYLE = """<style>
 </style>"""
 READERS = (
     (
-        "Has ten minutes",
+        "In ten minutes",
         (
             ("watch", "Watch the agent repair a function"),
-            ("recipe", "See what RL changed"),
-            ("claims", "See what was reproduced"),
+            ("recipe", "Compare success before and after RL"),
+            ("claims", "Read which claims were reproduced"),
         ),
     ),
     (
-        "Wants to understand",
+        "To understand the techniques",
         (
-            ("course", "Begin the course with lesson 0"),
-            ("advantages", "Play with a group's advantages"),
-            ("kl", "Guess which estimate of the KL may be a loss"),
+            ("course", "Start the course with lesson 0"),
+            ("advantages", "Edit a group's rewards and compare advantages"),
+            ("kl", "Predict which estimator of the KL can be a loss"),
         ),
     ),
     (
-        "Wants to train",
+        "To train a model",
         (
-            ("recipe", "Type make small, and see your run"),
-            ("episodes", "Read what an agent did"),
-            ("async-rl", "See who waits for whom"),
+            ("recipe", "Run make small, and follow your run"),
+            ("episodes", "Read the transcript of an agent"),
+            ("async-rl", "Compare the idle times of trainer and sampler"),
         ),
     ),
 )
-"""Three readers, each with the pages to begin with and what to do there."""
+"""Three kinds of readers, each with the first pages to open and what to do there."""
 
 
 def diagram() -> str:
     """The recipe as a list of parts, each a list of stages, whose links lead to their cards."""
-    return (
-        f'{STYLE}<nav class="recipe" aria-label="The recipe, stage by '
-        f'stage"><ol>{"".join(map(render_part, PARTS))}</ol></nav>'
-    )
+    parts = "".join(map(render_part, PARTS))
+    return f'{STYLE}<nav class="recipe" aria-label="Stages of the recipe"><ol>{parts}</ol></nav>'
 
 
 def render_part(part: Part) -> str:
@@ -93,7 +91,7 @@ def render_part(part: Part) -> str:
 
 
 def show_card(stage: Stage) -> None:
-    """What a stage is, and links to its page, its lesson and its files."""
+    """The description of a stage, and links to its page, its lesson and its files."""
     row = stage.paths
     with st.container(border=True, height="stretch"):
         st.subheader(stage.title, anchor=stage.name)
@@ -120,19 +118,19 @@ def show_part(part: Part) -> None:
 
 
 def show_readers() -> None:
-    """Where to begin."""
-    st.header("Where to begin", anchor=False)
+    """Links for each kind of reader."""
+    st.header("Where to start", anchor=False)
     for column, (reader, steps) in zip(st.columns(len(READERS)), READERS, strict=True):
         with column, st.container(border=True, height="stretch"):
             st.markdown(f"**{reader}**")
             for number, (name, action) in enumerate(steps, 1):
                 link(name, f"{number}. {action}")
-    link("glossary", "Words of the field, explained", ":material/dictionary:")
+    link("glossary", "Glossary of terms", ":material/dictionary:")
 
 
 def show_task() -> None:
-    """What a task is, on a recorded rollout. Says so in one line where the examples are missing."""
-    st.header("What a task is", anchor=False)
+    """A task, in a recorded rollout. One line with the error if the examples are missing."""
+    st.header("An example of a task", anchor=False)
     try:
         rollouts = examples.load("rollouts")["rollouts"]
         rollout = rollouts[select_rollout(rollouts)]
@@ -143,18 +141,14 @@ def show_task() -> None:
     (_, prompt), (_, remaining_code) = turns[0], turns[2]
     (_, answer) = next(turn for turn in turns if turn[1].startswith("write"))
     st.markdown(
-        "1. **A package has lost the body of a function.** Its name and its docstring are left. The "
-        "docstring speaks of other functions, its "
-        "helpers, which the agent has to read.\n"
-        "2. **The agent makes one call a turn:** it reads a function, writes a body, tests it, or is done.\n"
-        "3. **Hidden tests pay.** The agent never sees them. In this rollout, recorded after RL, they "
+        "1. **The body of a function is missing from a package.** Its name and its docstring are left. The docstring "
+        "refers to other functions, its helpers, which the agent has to read.\n2. **The agent makes one call per "
+        "turn:** it reads a function, writes a body, runs the tests, or stops.\n3. **The reward comes from hidden "
+        "tests.** The agent never sees them. In this rollout, recorded after RL, they "
         f"{'pass' if rollout['success'] else 'fail'} after {rollout['turns']} turns."
     )
-    for column, (label, text) in zip(
-        st.columns(3),
-        (("The task", prompt), ("What is left", remaining_code), ("What the agent wrote", answer)),
-        strict=True,
-    ):
+    texts = {"Task": prompt, "Function without its body": remaining_code, "Body written by the agent": answer}
+    for column, (label, text) in zip(st.columns(3), texts.items(), strict=True):
         with column:
             st.caption(label)
             st.code(text, language=None, wrap_lines=True)
@@ -170,9 +164,8 @@ def draw() -> None:
 
 PAGE = Page(
     name="start",
-    title="The recipe, stage by stage",
-    says="From a base model to a coding agent that learns from its users. Choose a box: it leads to what "
-    "the stage does, to a page on which it can "
-    "be played with, to its lesson, and to the files to read.",
+    title="Overview of the stages",
+    says="From a base model to a coding agent that learns from its users. Each box links to a description of its "
+    "stage, with an interactive page, a lesson and the source files.",
     draw=draw,
 )

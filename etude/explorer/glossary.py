@@ -1,4 +1,4 @@
-"""The glossary: words of the field, each with a link to where it is at work."""
+"""The glossary: terms of the field, each with links to pages and lessons that use it."""
 
 import streamlit as st
 
@@ -35,7 +35,7 @@ def draw() -> None:
         query = st.text_input("Find a term", key="term", bind="query-params").strip().casefold()
         matches = [term for term in TERMS if query in f"{term.word} {' '.join(term.forms)} {term.says}".casefold()]
         if not matches:
-            st.info("No term says that.")
+            st.info("No term matches.")
         for term in matches:
             show_term(term, {match.word for match in matches})
 
@@ -43,8 +43,7 @@ def draw() -> None:
 PAGE = Page(
     name="glossary",
     title="Glossary",
-    says="The words of the field that pages and lessons use, in one or two sentences each, with links to "
-    "where they are at work. The question mark "
-    "beside a page's first words explains its own.",
+    says="Terms of the field that pages and lessons use, in one or two sentences each, with links to pages and "
+    "lessons. The question mark next to a page's introduction explains the terms in it.",
     draw=draw,
 )

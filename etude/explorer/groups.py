@@ -1,5 +1,5 @@
-"""A group of rollouts as the page of advantages edits it: presets, the table's rows, their text in the URL, and what
-each algorithm makes of them."""
+"""The group of rollouts on the page of advantages: presets, rows of the table, their text in the URL, and the results
+of each algorithm."""
 
 from collections.abc import Sequence
 
@@ -77,8 +77,8 @@ def rows(edited: dict[str, list]) -> list[Row]:
 
 
 def encode(group: Sequence[Row]) -> str:
-    """The table as text for the URL: reward_length per row, followed by x if truncated, rows joined by ~; an empty cell
-    stays empty."""
+    """The table as text for the URL: reward_length per row, then x if truncated; rows joined by ~; an empty cell is
+    empty."""
 
     def cell(value: float | None) -> str:
         return "" if value is None else f"{value:.10g}"

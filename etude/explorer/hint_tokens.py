@@ -64,10 +64,8 @@ def context(case: Case, words: str) -> str:
             parts.append(box(text, EDGES["agent"], "agent"))
             continue
         if words:
-            parts.append(
-                add_class(box(html.escape(visible(words)), "purple", "hint, which the teacher alone reads"), "hint")
-            )
-        parts.append(add_class(box(text, EDGES["agent"], f"agent, and its fault: {case.rule}"), "fault"))
+            parts.append(add_class(box(html.escape(visible(words)), "purple", "hint, for the teacher only"), "hint"))
+        parts.append(add_class(box(text, EDGES["agent"], f"agent, with a fault: {case.rule}"), "fault"))
     return "".join(parts)
 
 
@@ -81,14 +79,14 @@ def readings(found: Read, kind: str) -> str:
     token tells of both sides."""
     max_divergence = max(word.apart[kind] for word in found.words)
     sides = (
+        ("student (stronger colour: less likely)", STUDENT, [1 - word.written.student for word in found.words]),
         (
-            "student: the less likely, the stronger the colour",
-            STUDENT,
-            [1 - word.written.student for word in found.words],
+            "teacher, under the hint (stronger colour: less likely)",
+            TEACHER,
+            [1 - word.written.teacher for word in found.words],
         ),
-        ("teacher, under the hint: the same", TEACHER, [1 - word.written.teacher for word in found.words]),
         (
-            "divergence: the more the hint changes, the stronger the colour",
+            "divergence (stronger colour: larger)",
             APART,
             [word.apart[kind] / max_divergence if max_divergence else 0.0 for word in found.words],
         ),

@@ -236,7 +236,8 @@ def draw() -> None:
             draw_histogram(values, rows[0]["exact KL"]),
             "kl-values",
             bin_values(values),
-            "Values of each estimator, token by token; rare values lie outside the picture. Drag over a part of it.",
+            "Values of each estimator, token by token, without the rarest ones. A drag selects a range for the table "
+            "below.",
         )
     with right:
         chart(
@@ -245,32 +246,39 @@ def draw() -> None:
             make_mark_rows(family, rows),
             "Variance against the KL. Lines: two Gaussians; hollow marks: this pair, exact; filled "
             "marks: these samples. "
-            "Where hollow and filled marks differ, rare tokens dominate and the samples missed them.",
+            "Where hollow and filled marks differ, rare tokens dominate the variance and are missing from the samples.",
         )
     if part:
         st.markdown(
-            f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and what they make "
-            f"of mean and variance:"
+            f"Tokens whose value lies between {part[0]:.3g} and {part[1]:.3g} nats, and their share of mean "
+            "and variance:"
         )
         table(summarize_part(values, part), "kl-part")
-    with st.expander("The same as a table"):
-        kl_gradients.worded(format_exact_biases(rows), rows, "kl-estimates")
+    with st.expander("Mean, bias and variance of each estimator"):
+        table(rows, "kl-estimates", format_exact_biases(rows))
     kl_gradients.section()
 
 
 PAGE = Page(
     name="kl",
     title="KL estimators",
-    says="How far has the policy moved from its reference? Three estimates from sampled tokens, and why the "
-    "one that looks best is not the "
-    "one to differentiate.",
+    says="Three estimators of the KL divergence between a policy and its reference, computed from sampled tokens: "
+    "their values, bias and variance, and the gradient of each as a loss term. The estimator with the best values "
+    "does not have the right gradient.",
     formula=r"\begin{gathered} k_1 = -\log r \qquad k_2 = \tfrac12(\log r)^2 \\"
     r"k_3 = (r-1)-\log r \qquad r = \pi_{\mathrm{ref}}(x)/\pi(x)\end{gathered}",
-    question="The estimate k3 is never negative and has no bias. Does it always vary less than k1? And on what "
-    "does k1 pull as a loss term?",
+    symbols={
+        r"k_1,\ k_2,\ k_3": "estimators of KL(π‖π_ref) in nats, for one token",
+        "r": "ratio of the token's probabilities",
+        "x": "token, sampled from π",
+        r"\pi": "policy being trained",
+        r"\pi_{\mathrm{ref}}": "reference policy, fixed",
+    },
+    question="The estimator k3 is never negative and has no bias. Does it always vary less than k1? And what is the "
+    "gradient of k1 as a loss term?",
     look="For two Gaussians, k3 has the lowest variance while they are close, and more than k1 beyond 0.628 "
     "nats. On the agent's own tokens its "
-    "variance is far above that of k1 long before that. As a loss term, k1 has zero expected gradient.",
+    "variance is far above that of k1 at much smaller KL. As a loss term, k1 has zero expected gradient.",
     draw=draw,
     code=(kl.token_kl, kl.exact_kl, kl.gaussian_oracle),
     technique="kl",

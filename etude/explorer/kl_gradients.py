@@ -1,18 +1,15 @@
-"""The gradient of each KL estimator, for the page of KL estimators: closed until the reader has guessed, and exact
-zeros say so."""
+"""The gradient of each KL estimator, for the page of KL estimators, in a closed box; exact zeros are marked."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import streamlit as st
 
-from etude.explorer.page import download
+from etude.explorer.page import table
 from etude.explorer.spans import exact
-from etude.figures import as_csv
 from sims import kl_variance
 
-__all__ = ["ROUNDING", "gradients", "said", "section", "worded"]
+__all__ = ["ROUNDING", "gradients", "said", "section"]
 
 MEASURE_COLUMNS = {
     "size": "size",
@@ -40,7 +37,7 @@ def gradients() -> list[dict]:
 
 
 def said() -> list[dict]:
-    """The rows of `gradients`, their figures in words: zero where it is that by law."""
+    """The rows of `gradients`, with exact zeros in words."""
     return [
         {"gradient": row["gradient"]}
         | {
@@ -51,24 +48,14 @@ def said() -> list[dict]:
     ]
 
 
-def worded(shown: Sequence[dict], rows: Sequence[dict], name: str) -> None:
-    """A table in which some figures are in words, and others have four digits. Its CSV file has all figures with all
-    digits."""
-    floats = {key for row in shown for key, value in row.items() if isinstance(value, float)}
-    config = {key: st.column_config.NumberColumn(format="%.4g") for key in floats}
-    st.dataframe(list(shown), hide_index=True, width="stretch", column_config=config, placeholder="")
-    download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
-
-
 def section() -> None:
     """The table, and how to read it."""
     st.subheader("The gradient of each estimator, compared with ∇KL(π‖π_ref)")
     st.markdown(
-        "By full enumeration over a small vocabulary, without sampling. Medians over twenty pairs of random "
-        "softmax policies, whatever is chosen above. The size is the norm relative to the true "
-        "gradient; distance 0 means the true gradient, "
-        "distance 1 means no use at all."
+        "By full enumeration over a small vocabulary, without sampling. Medians over twenty pairs of random softmax "
+        "policies; the controls above have no effect. The size is the norm relative to the true gradient; distance 0 "
+        "is the true gradient, and a zero gradient has distance 1."
     )
-    with st.expander("Guess what each pulls on, and open the table"):
-        worded(said(), gradients(), "kl-gradients")
+    with st.expander("Predict each gradient, then open the table"):
+        table(gradients(), "kl-gradients", said())
         st.caption(f"Exact zeros are identities; in float64 the enumeration is within {ROUNDING:g} of them.")

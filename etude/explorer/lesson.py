@@ -130,9 +130,8 @@ def link_lesson(lesson: syllabus.Lesson, label: str) -> None:
 def show_contents(course: list[syllabus.Lesson]) -> None:
     """All lessons, each with a link, and with links to the pages on which its technique can be played with."""
     pages = {row.lesson: row.page for row in catalog.TECHNIQUES if row.page}
-    st.markdown(
-        f"{len(course)} lessons, about {sum(lesson.minutes for lesson in course) / 60:.0f} hours. In order is best."
-    )
+    hours = sum(lesson.minutes for lesson in course) / 60
+    st.markdown(f"{len(course)} lessons, about {hours:.0f} hours, best read in this order.")
     for lesson in course:
         with st.container(horizontal=True):
             link_lesson(lesson, f"{lesson.number:02d} · {lesson.title}")
@@ -145,7 +144,7 @@ def show_overview() -> None:
     """The course as a page of its own."""
     with st.container(width=WIDTH):
         show_contents(syllabus.lessons())
-        st.caption("etude lesson N opens a lesson in Jupyter, as a copy that is yours.")
+        st.caption("`etude lesson N` opens a copy of a lesson in Jupyter, for you to edit.")
 
 
 def draw() -> None:
@@ -184,8 +183,8 @@ def show_lesson(course: list[syllabus.Lesson], number_text: str) -> None:
     for cell in cells:
         show_cell(cell)
     st.divider()
-    st.caption(f"etude lesson {lesson.number} opens it in Jupyter. Source: {lesson.source}.")
-    for label, neighbour in zip(("Before it", "After it"), find_neighbours(course, lesson.number), strict=True):
+    st.caption(f"`etude lesson {lesson.number}` opens it in Jupyter. Source: {lesson.source}.")
+    for label, neighbour in zip(("Previous", "Next"), find_neighbours(course, lesson.number), strict=True):
         if neighbour:
             link_lesson(neighbour, f"{label}: {neighbour.number:02d} · {neighbour.title}")
 
@@ -193,8 +192,8 @@ def show_lesson(course: list[syllabus.Lesson], number_text: str) -> None:
 PAGE = Page(
     name="course",
     title="The course",
-    says="A lesson for each technique of the recipe: the idea, the code taken apart, an experiment played "
-    "live, the trap shown happening, and "
-    "exercises that check themselves. Here they can be read; `etude lesson 0` opens the first one in Jupyter.",
+    says="One lesson for each technique of the recipe: the idea, the code step by step, a live experiment, a "
+    "demonstration of the typical mistake, and exercises with automatic checks. This page shows them; `etude lesson "
+    "0` opens the first one in Jupyter.",
     draw=show_overview,
 )

@@ -1,5 +1,5 @@
-"""Low precision: the way of a number into a format and back, bit by bit; who pays for an outlier; what a scale per
-tensor lets the past see."""
+"""Low precision: conversion of a number to a format and back, bit by bit; the effect of an outlier on other numbers and
+on earlier tokens."""
 
 import html
 import math
@@ -221,7 +221,7 @@ def draw() -> None:
     )
     value = parse_number(text)
     if value is None:
-        st.warning(f"That is no number; this is the way of {DEFAULT_NUMBER}.")
+        st.warning(f"That is no number; the page shows {DEFAULT_NUMBER}.")
     conversion = way(float(DEFAULT_NUMBER) if value is None else value, form, block, token)
     st.caption(
         f"{form}: {FORMS[form][1]} Boxes are bits: "
@@ -231,7 +231,7 @@ def draw() -> None:
     error = conversion.back - conversion.number
     metrics(
         ("Comes back as", f"{conversion.back:.6g}", f"The number itself is {conversion.number:.9g} in float32."),
-        ("Error", exact(error), "What comes back, less the number."),
+        ("Error", exact(error), "The value that comes back, minus the number."),
         (
             "Relative error",
             exact(abs(error / conversion.number)) if conversion.number and math.isfinite(error) else "–",
@@ -244,7 +244,7 @@ def draw() -> None:
         ),
     )
     st.html(f'<div style="font-size:.95rem;line-height:1.6">{render_steps(conversion)}</div>')
-    st.subheader("One outlier, and who pays for it")
+    st.subheader("The effect of one outlier")
     show_outlier_section()
 
 
@@ -281,18 +281,18 @@ def show_outlier_section() -> None:
         (
             "Past outputs move by",
             exact(row["past outputs move by"]),
-            "The largest change of an earlier token's output, of a product with a weight. Outputs have "
-            "a standard deviation of about 1.",
+            "Largest change of an earlier token's output, the product with a weight matrix. Outputs have a standard "
+            "deviation of about 1.",
         ),
     )
     x = batch(outlier, seed)
-    st.caption("Lost: what becomes zero, with 1 in the outlier's place → with the outlier.")
+    st.caption("Lost: the share of numbers that become zero, with 1 in the outlier's place → with the outlier.")
     st.html(render_heat(x, SHARED[scale_name](x)))
     st.caption(
-        "A row is a token, the last below; the outlier is framed. The stronger its colour, the more of "
-        "a number is gone; × became zero."
+        "Each row is a token, the last one at the bottom; the outlier is framed. Colour: relative error of a "
+        "number; ×: it became zero."
     )
-    group = st.radio("Whose error", WHO, key="whose", bind="query-params", horizontal=True)
+    group = st.radio("Error of", WHO, key="whose", bind="query-params", horizontal=True)
     sweep = [
         {"outlier": size, "scale": payer["scale"], "error": payer[f"error, {group}"]}
         for size in OUTLIERS
@@ -307,28 +307,33 @@ def show_outlier_section() -> None:
         ),
         "outlier-errors",
         sweep,
-        f"Error over size, {group}, by what shares a scale.",
+        f"Error over size of the numbers, {group}, for each way to share a scale.",
     )
-    folded(rows, "outlier")
+    folded(rows, "outlier", "Errors and lost numbers by scale, at this outlier")
 
 
 PAGE = Page(
     name="low-precision",
     title="Low precision",
-    says="Four or eight bits are enough for a number if a block of numbers shares a scale. Follow a number "
-    "into a format and back, bit by bit, and "
-    "see who pays when one of those that share a scale is large.",
+    says="Four or eight bits per number are enough if a block of numbers shares a scale. The page converts a number "
+    "to a format and back, bit by bit, and shows the errors of all numbers that share a scale with a large one.",
     formula=r"\begin{gathered}\underbrace{x \approx \mathrm{value}\cdot 2^{\mathrm{byte}-127}}_{\text{MXFP8}} \\"
     r"\underbrace{x \approx \mathrm{value}\cdot \mathrm{block}\cdot s,\quad s = "
     r"\frac{\max|x|}{448\cdot 6}}_{\text{NVFP4}}\end{gathered}",
+    symbols={
+        "x": "the number",
+        r"\mathrm{value}": "its code's value: E4M3 in MXFP8, E2M1 in NVFP4",
+        r"\mathrm{byte}": "E8M0 scale of a block of 32 numbers",
+        r"\mathrm{block}": "E4M3 scale of a block of 16 numbers",
+        "s": "float32 scale of a token; 448 and 6 are the largest values of E4M3 and E2M1",
+    },
     question="One number of the last token is far larger than all others. Under which scales do tokens before "
     "it change? From which size on are "
     "they lost?",
-    look="With a scale per tensor a large number in the last token changes numbers of tokens before it, and "
-    "so passes the causal mask; in an engine, "
-    "another request of the batch would do the same. With a scale per token or per block exactly none "
-    "change. At a hundred the changed numbers are "
-    "no worse than before, because E4M3 has powers of two to spare; at a million most of them are lost.",
+    look="With a scale per tensor a large number in the last token changes numbers of tokens before it, in spite of "
+    "the causal mask; in an inference engine, another request of the batch has the same effect. With a scale per "
+    "token or per block exactly none change. At a hundred the errors are no larger than before, because the exponent "
+    "range of E4M3 is wide enough; at a million most numbers are lost.",
     draw=draw,
     code=(quant.mxfp8_quantize, quant.nvfp4_quantize, formats.e4m3_encode, formats.e2m1_encode),
     technique="quant",

@@ -1,4 +1,4 @@
-"""From acceptance to speed: what drafts gain, and one speculative decode, pass by pass."""
+"""Multi-token prediction: acceptance and speed-up of drafts, and one speculative decode, pass by pass."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +9,7 @@ import streamlit as st
 from etude.explorer import examples, files, provenance, spans
 from etude.explorer.charts import Axis, Look, bars, chart, drawing, lines, points, ranges, rule
 from etude.explorer.decoded_passes import decode
-from etude.explorer.page import Page, folded
+from etude.explorer.page import Page
 from kit.disk import describe_mismatch
 from kit.settings import RunError
 from ref import mtp
@@ -107,8 +107,8 @@ def draw_acceptance_by_depth(rows: list[dict], alpha: float) -> None:
         ),
         "mtp-acceptance",
         rows,
-        "How often a draft of each depth was accepted, counted on the agent's rollouts, and what a "
-        "single α for all depths would give.",
+        "Share of drafts accepted at each depth, counted on the agent's rollouts, and the prediction with one α for "
+        "all depths.",
     )
 
 
@@ -189,7 +189,7 @@ def draw() -> None:
     rows = speeds(alpha, cost, verify, opening, folder)
     row = rows[drafts - 1]
     spans.metrics(
-        ("Tokens per pass, at best", f"{row['tokens a pass']:.2f}", "If the text were one long turn."),
+        ("Tokens per pass, at best", f"{row['tokens a pass']:.2f}", "For a text of one long turn."),
         ("Predicted", f"{row['predicted']:.2f}×", "By the formula."),
         (
             "Predicted, with turns",
@@ -210,12 +210,10 @@ def draw() -> None:
     st.caption(
         f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}."
     )
-    folded(rows, "mtp-speed-up", "Speed-up by number of drafts, as a table")
     st.subheader("One decode, pass by pass")
     st.markdown(
         f"The agent after RL, greedy, on `{example['task']}`. In {example['identical']} of {example['tasks']} tasks, "
-        "all tokens are the same as in plain "
-        "decoding: drafts change the speed and nothing else."
+        "all tokens are the same as in plain decoding: drafts change only the speed."
     )
     decode(example, examples.again(folder))
 
@@ -223,14 +221,17 @@ def draw() -> None:
 PAGE = Page(
     name="mtp",
     title="Multi-token prediction",
-    says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts "
-    "in one pass and keeps those that it "
-    "would have written itself.",
+    says="Small layers on top of the trunk draft the tokens after the next one. The trunk checks all drafts in one "
+    "pass and keeps those that agree with its own output.",
     formula=r"\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)(\gamma c + 1)}",
-    question="The formula promises a speed-up. Does an agent that works in short turns get more, as much, or less?",
-    look="Less. Where drafts pay, the formula promises more than an agent gets: its turns are short, every "
-    "turn opens with a pass without "
-    "drafts, and a pass over several rows is not free here.",
+    symbols={
+        r"\alpha": "probability that a draft is accepted",
+        r"\gamma": "drafts per pass of the trunk",
+        "c": "cost of a draft, in passes of the trunk over one row",
+    },
+    question="The formula predicts a speed-up. Does an agent that works in short turns get more, as much, or less?",
+    look="Less. An agent's turns are short, every turn starts with a pass without drafts, and a pass over several "
+    "rows costs more than a pass over one.",
     draw=draw,
     code=(drafting.predicted, drafting.with_turns, decoder.accept, mtp.MTPLayer),
     technique="mtp",

@@ -1,5 +1,4 @@
-"""Muon: singular values through Newton–Schulz, one step of three optimisers side by side, and an expert that nobody
-visits."""
+"""Muon: singular values through Newton–Schulz, one step of three optimisers, and experts without gradients."""
 
 from functools import lru_cache
 
@@ -207,11 +206,7 @@ def draw_rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str, s
         ),
         ("after", f"{values_after[0] / values_after[-1]:.3g}", "After the chosen rounds."),
         ("Smallest singular value", f"{values_after[-1]:.3f}", "After the chosen rounds."),
-        (
-            "Largest",
-            f"{values_after[0]:.3f}",
-            "It is not meant to be 1: the coefficients trade exactness for slope at zero.",
-        ),
+        ("Largest", f"{values_after[0]:.3f}", "Not exactly 1: the coefficients trade exactness for slope at zero."),
     )
     left, right = st.columns(2)
     middle_rows, end_rows = (
@@ -252,8 +247,8 @@ def draw_rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str, s
             ),
             "muon-curve",
             curve_rows,
-            "What the rounds make of any singular value: one polynomial, again and again. Squares: "
-            "those of this gradient.",
+            "Singular value after the rounds, as a function of the one before: a polynomial applied repeatedly. "
+            "Squares: this gradient's values.",
         )
     st.subheader("One step, three optimisers")
     updates = stepped(G.float(), steps, dtype)
@@ -271,8 +266,8 @@ def draw_rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str, s
 
 
 def draw_experts() -> None:
-    """A stack of experts, of which one is never visited."""
-    st.subheader("An expert that nobody visits")
+    """A stack of experts, one of which is never visited."""
+    st.subheader("An expert without tokens")
     momentum = st.select_slider("Momentum", (0.8, 0.9, 0.95, 0.98), 0.95, key="momentum", bind="query-params")
     rows = experts(momentum)
     once_rows = [{**row, "series": f"{row['optimiser']}, visited once"} for row in rows if row["expert"] == EXPERTS[1]]
@@ -288,11 +283,7 @@ def draw_experts() -> None:
     metrics(
         ("Never visited, moves by", exact(max_unvisited_size), f"The largest of {STEPS} steps, Muon's and Adam's."),
         *(
-            (
-                f"Visited once, {name}",
-                f"{sum(path):.3g} first steps",
-                f"How far it goes in {STEPS} steps after a single gradient, added up.",
-            )
+            (f"Visited once, {name}", f"{sum(path):.3g} first steps", f"Sum of {STEPS} steps after a single gradient.")
             for name, path in paths.items()
         ),
     )
@@ -302,27 +293,29 @@ def draw_experts() -> None:
         ),
         "muon-experts",
         rows,
-        "Three experts in one stack: Muon throws away the size of a gradient, so an expert that was "
-        "visited once walks on, at 1 to 1.7 times its "
-        "first step, until its momentum is about a thousandth of ε = 1e-7. One that was never visited "
-        "has a gradient of exact zeros and stays where "
-        "it is.",
+        "Three experts in one stack. Muon ignores the size of a gradient, so an expert with a single gradient keeps "
+        "moving, at 1 to 1.7 times its first step, until its momentum is about a thousandth of ε = 1e-7. An expert "
+        "without gradients has exact zeros and does not move.",
     )
 
 
 PAGE = Page(
     name="muon",
     title="Muon",
-    says="Muon keeps the directions of a gradient and makes all of them equally large. Watch the singular "
-    "values, compare its step with those of SGD "
-    "and Adam, and see what that does to an expert that nobody visits.",
+    says="Muon keeps the singular directions of a gradient and makes all singular values nearly equal. The page shows "
+    "the singular values round by round, compares Muon's step with those of SGD and Adam, and follows an expert to "
+    "which no token is routed.",
     formula=r"\begin{gathered} A \leftarrow XX^\top \qquad X \leftarrow aX + (bA + cA^2)X \\"
     r"(a, b, c) = (3.4445,\; -4.7750,\; 2.0315)\end{gathered}",
-    question="A gradient has singular values from 1 down to 0.001. What does Muon make of each, and what of an "
-    "exact zero?",
-    look="After five rounds all above 0.002 of the norm lie between 0.68 and 1.21, whatever they were. What "
-    "is smaller is only partly raised: 0.001 "
-    "to about 0.44. A zero stays exactly zero.",
+    symbols={
+        "X": "the gradient (in training, its momentum) divided by its norm, and then the result of each round",
+        "A": "Gram matrix of X",
+        "a, b, c": "coefficients of the polynomial",
+    },
+    question="A gradient has singular values from 1 down to 0.001. What are they after Muon's five rounds? And what "
+    "becomes of an exact zero?",
+    look="After five rounds all values above 0.002 of the norm lie between 0.68 and 1.21. Smaller values are only "
+    "partly raised: 0.001 to about 0.44. A zero stays exactly zero.",
     draw=draw,
     code=(muon.newton_schulz, muon.Muon),
     technique="muon",

@@ -58,7 +58,7 @@ LAYOUTS = {
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FORMS = {
     "bfloat16": ("bfloat16", "No scale."),
-    "FP8 E4M3": ("E4M3", "No scale: what is too large becomes ±448."),
+    "FP8 E4M3": ("E4M3", "No scale: numbers beyond ±448 become ±448."),
     "FP8 E4M3, scaled": ("E4M3", "128 numbers of a token share a float32 scale."),
     "MXFP8": ("E4M3", "32 numbers share a power of two."),
     "NVFP4": ("E2M1", "16 numbers share an E4M3 scale, and a token shares a float32 scale."),
@@ -176,26 +176,21 @@ def verdict(taken: Way) -> str:
     """Why the number became this one of the values that the format has."""
     q, rounded_value, values = taken.quotient, taken.rounded, grid(taken.layout)
     if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(rounded_value):
-        return (
-            "Not finite. What shares its scale is lost with it."
-            if taken.scales
-            else "Not finite, and neither is what comes back."
-        )
+        result = "All numbers that share its scale are lost." if taken.scales else "The result is not finite either."
+        return f"Not finite. {result}"
     if not q and taken.number:
-        return "The scale is too small for its own format and became zero. So does the number."
+        return "The scale is too small for its own format and became zero, and with it the number."
     if q == rounded_value:
-        return "One of the format's values: rounding loses nothing."
+        return "A value of the format: no rounding error."
     if abs(q) > values[-1]:
-        return (
-            f"Beyond {values[-1]:g}, the largest: it becomes "
-            f"{'infinite' if math.isinf(rounded_value) else f'{rounded_value:g}'}."
-        )
+        limit = "infinite" if math.isinf(rounded_value) else f"{rounded_value:g}"
+        return f"Beyond the largest value, {values[-1]:g}: it becomes {limit}."
     index = int(np.searchsorted(values, q))
     lower, upper = values[index - 1], values[index]
     if q - lower == upper - q:
-        return f"Exactly half-way from {lower:g} to {upper:g}: it goes to the code whose last bit is zero."
+        return f"Exactly half-way from {lower:g} to {upper:g}: it is rounded to the code whose last bit is zero."
     neighbour = lower if rounded_value == upper else upper
-    return f"Nearer to {rounded_value:g} than to {neighbour:g}{': it vanishes' if not rounded_value else ''}."
+    return f"Nearer to {rounded_value:g} than to {neighbour:g}{': it becomes zero' if not rounded_value else ''}."
 
 
 def near(taken: Way, each: int = 2) -> list[float]:

@@ -107,13 +107,13 @@ def rows_drawn(pieces: list[dict], width: int) -> str:
 def mask_drawn(kinds: list[list[str]]) -> str:
     """Queries from top to bottom, keys from left to right."""
     looks = {
-        "own": ("sees: of its own sequence", tint("blue", 0.75)),
+        "own": ("within a sequence", tint("blue", 0.75)),
         "stranger": (
-            "only without a mask: a stranger",
+            "across sequences, without a mask",
             f"background:repeating-linear-gradient(45deg,{COLOURS['orange']} 0 2px,transparent 2px 4px)",
         ),
         "padding": ("padding", tint("grey", 0.15)),
-        "later": ("later: never", ""),
+        "later": ("later token, always masked", ""),
     }
     cells = "".join(
         f'<span class="{kind}" title="{looks[kind][0]}" style="{looks[kind][1]}"></span>'

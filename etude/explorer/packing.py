@@ -1,5 +1,4 @@
-"""Packing: which rank trains on which sequences, how sequences lie in rows, and what a row's attention mask keeps
-apart."""
+"""Packing: the assignment of sequences to ranks, their places in rows, and the attention mask of a row."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -135,12 +134,12 @@ def draw() -> None:
         (
             "At most, by cost",
             f"{rows[-1]['at most, proven']:.3f}×",
-            "Proven for sequences that are dealt by cost: M + (1 − 1/R) · c.",
+            "Proven for assignment by cost: M + (1 − 1/R) · c_last.",
         ),
         (
             "Longest sequence alone",
             f"{longest_ratio:.3f}×",
-            "Its cost over the mean load. Above 1 no dealing can mend it: it has to be cut.",
+            "Its cost over the mean load. Above 1 no assignment is even.",
         ),
     )
     rank_rows = bars(lengths, cost, ranks)
@@ -156,7 +155,7 @@ def draw() -> None:
             ),
             "packing-loads",
             rank_rows,
-            "What each rank has to do, the fullest first. All wait for it.",
+            "Load of each rank, the largest first. All ranks wait for the slowest one.",
         )
     with right:
         chart(
@@ -169,9 +168,9 @@ def draw() -> None:
             ),
             "packing-tokens",
             rank_rows,
-            "A mark is a rank: how many tokens it has, and what it has to do.",
+            "Tokens and load of each rank.",
         )
-    folded(rows, "packing-ways")
+    folded(rows, "packing-ways", "Load, bound and waiting by assignment")
     draw_rows(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
 
 
@@ -213,10 +212,10 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
         ),
     )
     st.html(rows_drawn(pieces, width))
-    st.caption("A bar is a row, a colour a sequence; point at one for its length. What is empty is padding.")
+    st.caption("Each bar is a row, each colour a sequence; hovering shows its length. Empty parts are padding.")
     row_pieces = [piece for piece in pieces if piece["row"] == row - 1]
     own_pairs, all_pairs = pairs(row_pieces)
-    st.subheader(f"Who sees whom in row {row}")
+    st.subheader(f"Attention in row {row}")
     left, right = st.columns(2)
     with left:
         st.html(mask_drawn(mask(row_pieces, width)))
@@ -226,34 +225,45 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
             (
                 "Pairs within a sequence",
                 f"{own_pairs:,}",
-                "Of a query and a key, itself or before it: what attention has to compute.",
+                "Pairs of a query and a key at or before it, which attention has to compute.",
             ),
             (
-                "Pairs with strangers",
+                "Pairs across sequences",
                 exact(stranger_pairs, "{:,}"),
                 f"{stranger_pairs / all_pairs:.1%} of all, without a mask.",
             ),
         )
         st.markdown(
-            "A network that is not told where a sequence begins reads the row as one text. Nothing "
-            "complains. Three sequences in one row of a small "
-            "random network: how far, in nats, a log-prob is from that of the same sequence read alone."
+            "Without a mask the network reads the row as one text, and no error is raised. The table has three "
+            "sequences in one row of a small random network: the difference, in nats, between a log-prob and that of "
+            "the same sequence in a row of its own."
         )
         table(seen_by_strangers(), "packing-strangers")
-        st.caption("The first in its row has nobody before it. With a mask, what is left is rounding in float64.")
+        st.caption(
+            "The first sequence of a row has no other before it. With a mask, the remaining difference is "
+            "rounding in float64."
+        )
 
 
 PAGE = Page(
     name="packing",
     title="Sequence packing",
-    says="A step takes as long as its slowest rank, and attention makes one long sequence dearer than many "
-    "short ones. Deal sequences to ranks, lay "
-    "them in rows, and see what a row's mask keeps apart.",
+    says="A step takes as long as its slowest rank, and attention makes one long sequence more expensive than many "
+    "short ones. The page assigns sequences to ranks, packs them into rows, and shows the attention mask of a row.",
     formula=r"\begin{gathered} c(T) = \mathrm{linear}\cdot T + \mathrm{quadratic}\cdot T^2 \\"
-    r"\max\ \mathrm{load} \le M + \left(1-\frac1R\right) c\end{gathered}",
-    question="Sequences are dealt to ranks so that each has as many tokens. Do all ranks then work equally long?",
-    look="Dealing by tokens is even in tokens and not in work. Dealing by cost comes out even, unless one "
-    "sequence costs more than a rank's share.",
+    r"\max\ \mathrm{load} \le M + \left(1-\frac1R\right) c_{\mathrm{last}}\end{gathered}",
+    symbols={
+        "c(T)": "cost of a sequence of T tokens, in multiply–adds",
+        r"\mathrm{linear},\ \mathrm{quadratic}": "cost per token, and per token squared (attention)",
+        r"\mathrm{load}": "sum of the costs of a rank's sequences",
+        "M": "mean load",
+        "R": "number of ranks",
+        r"c_{\mathrm{last}}": "cost of the last sequence assigned to the rank with the largest load",
+    },
+    question="Sequences are assigned to ranks so that each rank has the same number of tokens. Do all ranks then take "
+    "equally long?",
+    look="Assigning by tokens is even in tokens and not in work. Assigning by cost is even, unless one sequence costs "
+    "more than a rank's share.",
     draw=draw,
     code=(packing.Cost, packing.balance, packing.imbalance, packing.rows),
     technique="packing",

@@ -6,15 +6,15 @@ the default replaces it. Integers are sliders, because `st.number_input` ends in
 pages share a key, because Streamlit would carry its value from one page to the other.
 
     link(name, label, ...)           a link to another page, within the session
-    table(rows, name)                a table with a CSV download; `folded`, closed at first; `steering`, one that sets a
-                                     control
+    table(rows, name)                a table with a CSV download; `folded`: in a closed box; `steering`: sets a control
+    menu(name, read_rows, png)       the menu below a chart: its data as a table and as CSV, its picture as PNG
 
-`charts.py` shows figures. On a narrow screen, columns are stacked.
+`charts.py` shows charts. On a narrow screen, columns are stacked.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from etude import catalog, glossary
 from etude.explorer.drawing import COLOURS
 from etude.figures import as_csv
 
-__all__ = ["COLOURS", "PLACES", "Page", "download", "folded", "link", "show", "steering", "table"]
+__all__ = ["COLOURS", "PLACES", "Page", "folded", "link", "menu", "show", "steering", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
+MENU_STYLE = '<style>[data-testid="stPopoverBody"] {width: min(44rem, 92vw)}</style>'
+"""Room for a table in the menu of a chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +43,21 @@ class Page:
     says: str
     """One or two sentences: what the page is about."""
     formula: str = ""
-    """LaTeX; may be empty."""
+    """LaTeX; may be empty. A name in \\mathrm is a symbol, text in \\text is none."""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """LaTeX of every symbol of the formula → its definition, shown below the formula."""
     question: str = ""
-    """What to predict before anything is moved; empty on a page that only leads elsewhere."""
+    """A prediction to make before a control is moved; empty on a page that has only links."""
     look: str = ""
-    """The answer: what to look for. It is folded until somebody asks."""
+    """The answer, in a closed box."""
     draw: Callable[[], None]
-    """Draws controls and picture."""
+    """Draws controls and charts."""
     code: tuple[Any, ...] = ()
     """Functions and classes whose source the page shows."""
     technique: str | None = None
     """Name in `etude/catalog.py`, for the lesson."""
     opens: bool = False
-    """Whether the page opens with what it draws, before its formula and its question."""
+    """Whether controls and charts come before the formula and the question."""
 
 
 def show(page: Page) -> None:
@@ -73,9 +77,10 @@ def show(page: Page) -> None:
 
 
 def _draw_question(page: Page) -> None:
-    """The formula, and the question with its folded answer."""
+    """The formula with the definitions of its symbols, and the question with its answer in a closed box."""
     if page.formula:
         st.latex(page.formula)
+        st.caption("; ".join(f"${symbol}$: {meaning}" for symbol, meaning in page.symbols.items()) + ".")
     if page.question:
         st.info(f"**Predict first.** {page.question}")
         with st.expander("Show the answer"):
@@ -83,7 +88,7 @@ def _draw_question(page: Page) -> None:
 
 
 def _draw_body(page: Page) -> None:
-    """What the page draws, or in one line why it cannot."""
+    """Controls and charts, or one line with the error."""
     from kit.settings import RunError
 
     try:
@@ -107,32 +112,55 @@ Streamlit made."""
 
 
 def link(name: str, label: str, icon: str | None = None, **query: str) -> None:
-    """A link to a page, with what its URL says beside its name. It keeps the session, which an ordinary link would
-    begin anew."""
+    """A link to a page and its query parameters. It keeps the session; an HTML link would start a new one."""
     st.page_link(PLACES[name], label=label, icon=icon, query_params=query or None)
 
 
-def download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:
+def _download(label: str, content: Callable[[], bytes | str], name: str, kind: str) -> None:
     """A download button. `content` is created when the button is pressed, so a redraw does not wait for it."""
     st.download_button(label, content, name, kind, key=name.replace(".", "-"), on_click="ignore")
 
 
-def table(rows: Sequence[dict], name: str) -> None:
-    """Rows as a table with a CSV download. The table shows four digits, the file has all of them; missing values stay
-    blank."""
-    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=_format_columns(rows), placeholder="")
-    download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+def table(rows: Sequence[dict], name: str, display_rows: Sequence[dict] | None = None) -> None:
+    """Rows as a table with a CSV download. `display_rows`: the same rows with some numbers in words."""
+    _show_rows(display_rows or rows)
+    _download_csv(rows, name)
 
 
-def folded(rows: Sequence[dict], name: str, label: str = "The same as a table") -> None:
-    """A table that says again what a chart shows, closed at first."""
+def _show_rows(rows: Sequence[dict], **options: Any) -> None:
+    """Rows as a table with four digits; missing values stay blank."""
+    config = _format_columns(rows)
+    st.dataframe(list(rows), hide_index=True, width="stretch", column_config=config, placeholder="", **options)
+
+
+def _download_csv(rows: Sequence[dict], name: str) -> None:
+    """A download of rows with all digits."""
+    _download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+
+
+def folded(rows: Sequence[dict], name: str, label: str) -> None:
+    """A table in a closed box."""
     with st.expander(label):
         table(rows, name)
 
 
+def menu(name: str, read_rows: Callable[[], Sequence[dict]], png: Callable[[], bytes]) -> None:
+    """The menu below a chart: its data as a table and as CSV, its picture as PNG. Its content is created once it is
+    open."""
+    popover = st.popover("Data and picture", type="tertiary", key=f"menu-{name}", on_change="rerun")
+    if not popover.open:
+        return
+    with popover:
+        st.html(MENU_STYLE)
+        _show_rows(rows := read_rows())
+        with st.container(horizontal=True):
+            _download_csv(rows, name)
+            _download("Picture (PNG)", png, f"{name}.png", "image/png")
+
+
 def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> None:
-    """A table that sets a control: the row that the reader chooses gives the control with this `key` the value in its
-    place of `values`."""
+    """A table that sets a control: selecting a row gives the control with this `key` the value of `values` at the
+    same index."""
     table_key = f"rows-{name}"
 
     def set_control() -> None:
@@ -140,17 +168,8 @@ def steering(rows: Sequence[dict], name: str, key: str, values: Sequence) -> Non
         if selected_rows and selected_rows[0] < len(values):
             st.session_state[key] = values[selected_rows[0]]
 
-    st.dataframe(
-        list(rows),
-        hide_index=True,
-        width="stretch",
-        column_config=_format_columns(rows),
-        placeholder="",
-        on_select=set_control,
-        selection_mode="single-row",
-        key=table_key,
-    )
-    download("Data (CSV)", lambda: as_csv(rows), f"{name}.csv", "text/csv")
+    _show_rows(rows, on_select=set_control, selection_mode="single-row", key=table_key)
+    _download_csv(rows, name)
 
 
 def _format_columns(rows: Sequence[dict]) -> dict:

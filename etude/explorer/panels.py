@@ -55,7 +55,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {"tokens": "tokens"},
             "tokens",
-            "The length penalty pulls it down; a crash towards zero would mean that the agent gives up.",
+            "The length penalty reduces it. A sudden fall towards zero would mean that the agent stops without trying.",
         ),
         Panel(
             "drift",
@@ -63,7 +63,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("rl",),
             {"kl": "k1"},
             "nats per rollout",
-            "A slow rise is learning, a jump is trouble.",
+            "A slow rise is normal; a jump means that training is unstable.",
         ),
     ),
     "RL: calls, entropy": (
@@ -90,9 +90,9 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "Evidence of a change",
             ("rl",),
             {f"evidence_{name}": words for name, words in NAMES.items()} | {"alarm_at": "an alarm from here on"},
-            "log of a bettor's wealth, nats",
-            "Somebody bets that what rollouts do has changed since the first steps. In an unchanged "
-            "run hardly one in a hundred ever gets this far.",
+            "log of the e-process, nats",
+            "Evidence that the statistics of rollouts have changed since the first steps. At most one unchanged run "
+            "in a hundred reaches the alarm.",
         ),
         *(
             Panel(
@@ -101,8 +101,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 ("rl",),
                 {f"watch_{name}": "mean of a step", f"low_{name}": "usual: from", f"high_{name}": "usual: to"},
                 "share",
-                "Its mean may lie between these lines before it counts as changed. Evidence past its "
-                "threshold says that it has, not that it is bad.",
+                "Between the lines, the mean does not count as changed. Evidence above the threshold means that it "
+                "has changed, for better or worse.",
             )
             for name, words in NAMES.items()
         ),
@@ -124,8 +124,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("cpt", "long", "sft"),
             {"codebase_ppl": "perplexity"},
             "perplexity per token",
-            "On held-out code, while the network trains on code. Not measured during SFT, which trains "
-            "on the agent's work only.",
+            "On held-out code, during training on code. It is not measured during SFT, which trains on demonstrations "
+            "only.",
             "tokens",
             True,
         ),
@@ -137,7 +137,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("mtp", "long", "sft", "rl"),
             {f"kl_{depth}": words for depth, words in _DRAFT_NAMES.items()},
             "KL, nats",
-            "How far each draft layer is from the head that it imitates; first distilled, then trained jointly.",
+            "KL from the main head to each draft layer, which is first distilled, then trained jointly.",
         ),
         Panel(
             "draft-agreement",
@@ -145,7 +145,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ("mtp", "long", "sft", "rl"),
             {f"agree_{depth}": words for depth, words in _DRAFT_NAMES.items()},
             "share of positions",
-            "How often a draft's first choice is also the main head's: the higher, the more drafts are accepted.",
+            "Share of positions where draft layer and main head have the same most likely token. The higher, the more "
+            "drafts are accepted.",
         ),
     ),
 }

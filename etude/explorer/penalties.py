@@ -273,9 +273,8 @@ def draw() -> None:
         chart(picture, "penalty", picture_rows, "The penalty. It starts with slope one and flattens.")
     with right:
         picture, picture_rows = build_slope(k, q, max_effort, rows)
-        caption = "What moves the policy: the price of one more unit." + " A click on a rollout opens it below." * (
-            len(rows) > 1
-        )
+        caption = "The slope of the penalty, the price of one more unit of effort, which acts on the policy."
+        caption += " A click on a rollout opens it below." * (len(rows) > 1)
         picked(picture, "marginal-cost", picture_rows, caption, then=open_rollout)
     left, right = st.columns(2)
     with left:
@@ -302,13 +301,11 @@ def draw() -> None:
         st.error(error_message)
     else:
         st.markdown(
-            "Reward = success − price · C(effort) − price of invalid calls. The recipe also charges "
-            "for drift, a price for each nat of KL "
-            "from the policy before RL; this page leaves it out. Everything the agent writes counts as "
-            "tokens of calls. It neither "
-            "thinks nor sends a final message, so those two weights have no effect here."
+            "Reward = success − price · C(effort) − price of invalid calls. The recipe also has a penalty per nat of "
+            "KL from the policy before RL; this page leaves it out. All tokens that the agent writes count as tokens "
+            "of calls. It has no thinking tokens and no final message, so those two weights have no effect here."
         )
-        st.caption("Choose a row to read its rollout.")
+        st.caption("Select a row to read its rollout.")
         steering(rows, "ranking", "read", [row["rollout"] for row in rows])
         number = (
             st.slider("Read rollout", 1, len(rollouts), 1, key="read", bind="query-params") if len(rollouts) > 1 else 1
@@ -321,14 +318,19 @@ def draw() -> None:
 PAGE = Page(
     name="penalties",
     title="Length penalties",
-    says="The more effort a task has already taken, the less each further unit costs: easy tasks are "
-    "hurried, hard tasks keep room to think.",
+    says="A penalty on effort whose slope falls with the effort: each further unit is expensive on easy tasks and "
+    "cheap on hard ones.",
     formula=r"\begin{gathered} C_{k,q}(x) = \frac{(1+kx)^{1-q}-1}{k(1-q)} \\ C'(x) = (1+kx)^{-q}\end{gathered}",
+    symbols={
+        "C_{k,q}(x)": "penalty of a rollout",
+        "x": "its effort in token equivalents, a weighted sum of tokens, calls and turns",
+        "k": "curvature scale: at x = 1/k the slope is 2^(−q)",
+        "q": "exponent of the slope; 0 gives a linear penalty",
+    },
     question="The same calls, made in one turn or in six: which is cheaper? And where is every curve nearly a "
     "straight line?",
-    look="Turns have their own price, so the same work in fewer turns is cheaper, until the curve is so "
-    "flat that extra effort is free. Where "
-    "k·x is far below one, every curve is nearly the straight line.",
+    look="Turns have a weight of their own, so the same work in fewer turns is cheaper, until the curve is so flat "
+    "that extra effort costs nothing. Where k·x is far below one, every curve is nearly the straight line.",
     draw=draw,
     code=(length_penalty, marginal_cost, Effort, EffortWeights, effort),
     technique="length-penalty",

@@ -135,15 +135,18 @@ class _Sheet:
     def find_positions(self, rows: list, column: str | None, axis: str) -> list:
         """Places of rows along an axis."""
         values = [None if column is None else row.get(column) for row in rows]
-        if getattr(self.drawing, axis).names:
-            return [self.places[axis][str(value)] for value in values]
-        return [float("nan") if value is None else value for value in values]
+        is_named, places = getattr(self.drawing, axis).names, self.places[axis]
+        return [float("nan") if value is None else places[str(value)] if is_named else value for value in values]
 
     def draw(self, layer: Layer, name: str | None, rows: list) -> None:
         """The marks of a layer for one series."""
         ax, look = self.ax, layer.look if name is None else self.drawing.looks[name]
         label = name.replace("$", r"\$") if name is not None else None
         x, y = self.find_positions(rows, layer.x, "x"), self.find_positions(rows, layer.y, "y")
+        width = 0.8 / len(self.drawing.looks) if layer.dodge else 0.8
+        if layer.dodge:
+            shift = ([*self.drawing.looks].index(str(name)) - (len(self.drawing.looks) - 1) / 2) * width
+            x = [position + shift for position in x]
         if layer.kind == "rule":
             place, draw_line = (x[0], ax.axvline) if layer.x else (y[0], ax.axhline)
             draw_line(
@@ -206,7 +209,4 @@ class _Sheet:
                 position: self.bar_heights.get(position, 0.0) + height for position, height in zip(x, y, strict=True)
             }
         else:
-            series = [*self.drawing.looks]
-            series_count = len(series) if name is not None else 1
-            shift = (series.index(name) - (series_count - 1) / 2) * 0.8 / series_count if name is not None else 0.0
-            ax.bar([position + shift for position in x], y, 0.8 / series_count, color=look.hex, label=label)
+            ax.bar(x, y, width, color=look.hex, label=label)

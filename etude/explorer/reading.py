@@ -1,4 +1,4 @@
-"""A file of the repository to read: the reference of a technique, its twin, its kernel, or its experiment."""
+"""A source file: the reference of a technique, its distributed version, its kernel, or its experiment."""
 
 from dataclasses import astuple
 
@@ -45,7 +45,7 @@ def draw_stage(stage: Stage, current_path: str) -> None:
     """What the stage of a file is, and links to its other files."""
     st.markdown(f"**{stage.title}.** {stage.says}")
     with st.container(horizontal=True):
-        link("start", "The recipe", ":material/account_tree:")
+        link("start", "Overview of the stages", ":material/account_tree:")
         for kind, label in KINDS.items():
             path = getattr(stage.paths, kind)
             if path and path != current_path:

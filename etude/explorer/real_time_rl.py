@@ -1,5 +1,4 @@
-"""What users make of an edit, a question and a broken call, and the loop's dashboard: what was served, what users did,
-and what was shipped."""
+"""Real-time RL: rewards of an edit, a question and a broken call; a dashboard of sessions, reactions and policies."""
 
 import numpy as np
 import streamlit as st
@@ -150,7 +149,7 @@ def draw() -> None:
         0.01,
         key="slip",
         bind="query-params",
-        help="They keep what is wrong, or undo what is right.",
+        help="Share of users who keep a wrong edit or undo a right one.",
     )
     patience = patience_column.slider("Patience, seconds", 10, 300, 90, 10, key="patience", bind="query-params")
     batch = batch_column.slider(
@@ -161,11 +160,11 @@ def draw() -> None:
         0.05,
         key="batch",
         bind="query-params",
-        help="What is thrown away is worth its mean.",
+        help="Share of solved tasks; a discarded session is worth the mean reward of its batch.",
     )
     (distil, ship_every), users = experiment.WAYS[way], Users(slip=slip, patience=float(patience))
     rewards = worth(distil, users, batch)
-    st.subheader("What a session is worth")
+    st.subheader("Mean reward of a session")
     chart(
         build_reward_chart(rewards),
         "real-time-rewards",
@@ -174,9 +173,11 @@ def draw() -> None:
         "a question or a broken call instead.",
     )
     hints = {
-        "question, clear task": "A question pays below this share of solved tasks, though the task says everything.",
-        "question, open task": "A question pays below this share where the task leaves open what is wanted.",
-        "broken call": "A broken call pays below this share.",
+        "question, clear task": "Below this share of solved tasks a question has more reward than an edit, though the "
+        "task is clear.",
+        "question, open task": "Below this share a question has more reward than an edit if the task leaves open what "
+        "is wanted.",
+        "broken call": "Below this share a broken call has more reward than an edit.",
     }
     metrics(*((f"{name} pays below", exact(even(rewards, name), "{:.2f}"), hint) for name, hint in hints.items()))
     st.subheader("The loop's dashboard")
@@ -184,10 +185,7 @@ def draw() -> None:
         st.caption(f"Shown: {provenance.recorded(provenance.newest(RECORD))}")
         draw_dashboard(way, ship_every, loop_record)
     else:
-        st.info(
-            "The loop has not been run in full yet, so there is nothing to show here. "
-            "`sims/real_time_rl/figure.py` says what it will be."
-        )
+        st.info("The loop has not been run in full yet. `sims/real_time_rl/figure.py` describes the experiment.")
 
 
 def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
@@ -197,28 +195,27 @@ def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
         build_dashboard(rows),
         "real-time-dashboard",
         rows,
-        f"What was served in each loop, and what users did: {WAY_NAMES[way]}. Each training is thin, their mean thick. "
-        "A policy is served from the loop"
-        " on that follows its shipment.",
+        f"Sessions and reactions of users in each loop: {WAY_NAMES[way]}. Thin lines: each training; thick lines: "
+        "their mean. A policy is served from the loop after its shipment.",
     )
     due_rows = [row for row in rows if row["step"] % ship_every == 0]
     metrics(
         (
             "Shipped",
             f"{sum(int(row['shipped']) for row in due_rows)} of {len(due_rows)}",
-            "Policies that passed the gate, of those that came to it.",
+            "Policies that passed the gate, of those tested.",
         ),
         (
             "Age of the data",
             f"{np.mean([row['age'] for row in rows]):.1f} steps",
-            "Steps of RL since the policy that served them, in the mean.",
+            "Mean number of RL steps since the policy that served a session.",
         ),
         (
             "Thrown away",
             exact(float(np.mean([row["thrown"] for row in rows])), "{:.1%}"),
-            "Sessions of which nothing is learnt.",
+            "Share of sessions that are not trained on.",
         ),
-        ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "What a session takes, in the mean."),
+        ("Latency", f"{np.mean([row['seconds'] for row in rows]):.1f} s", "Mean duration of a session."),
     )
     st.subheader("Held-out tasks at the end")
     ends = loop_record["ends"]
@@ -241,16 +238,24 @@ def draw_dashboard(way: str, ship_every: int, loop_record: dict) -> None:
 PAGE = Page(
     name="real-time-rl",
     title="Real-time RL",
-    says="A policy is served, users keep its edits, undo them or complain, and what they do becomes the "
-    "reward of the next five hours. The users "
-    "are a model, and the loop runs in the small world.",
+    says="A policy is served to users, who keep its edits, undo them or complain. Their reactions are the reward of "
+    "the next loop of five hours. Here the users are a model, and the loop runs in the small world.",
     formula=r"\begin{gathered}P(\text{kept}) = s + (1 - 2s)\,q^n \\"
-    r"P(\text{follow-up}) = 1 - (1 - c)\,e^{-t/\tau}\end{gathered}",
+    r"P(\text{follow-up}) = 1 - (1 - c)\,\exp(-t/\tau)\end{gathered}",
+    symbols={
+        "P": "probability that an edit is kept, or that a dissatisfied follow-up is sent",
+        "s": "probability that a user is mistaken",
+        "q": "share of the hidden tests that the edit passes",
+        "n": "inputs that a user tries",
+        "c": "probability of a follow-up to this outcome without any waiting",
+        "t": "seconds that the session took",
+        r"\tau": "patience in seconds",
+    },
     question="Users keep good edits, undo bad ones and answer questions. Under which reward does a policy learn "
     "to avoid the work?",
-    look="Under “edits kept alone”: a question costs nothing there, so it is worth more than an edit "
-    "wherever less than half of such tasks is "
-    "solved, and the policy learns to ask. If broken calls are only thrown away, they pay on hard tasks.",
+    look="Under “edits kept alone”: a question has no penalty there, so its reward is higher than that of an edit "
+    "wherever less than half of such tasks is solved, and the policy learns to ask. If sessions with broken calls are "
+    "only discarded, broken calls pay off on hard tasks.",
     draw=draw,
     code=(Users, Distilling),
     technique="monitor",  # lesson 18 has the loop, too

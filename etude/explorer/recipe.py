@@ -1,5 +1,4 @@
-"""Training runs: any run on disk, its stages and curves, and what training changed; several runs side by side, and one
-that is going on, live."""
+"""Training runs: stages, curves and results of any run on disk; several runs side by side; a run in progress, live."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,8 @@ import streamlit as st
 from etude import expected
 from etude.explorer import beside, curves, run_choice, run_files, run_rollouts, run_state
 from etude.explorer.charts import chart
-from etude.explorer.page import ROOT, Page, download, folded, table
+from etude.explorer.files import parse_csv
+from etude.explorer.page import ROOT, Page, folded, menu, table
 from etude.explorer.panels import PANELS, Panel
 from etude.explorer.provenance import EXAMPLE, plain
 from etude.explorer.run_kinds import Played
@@ -25,15 +25,13 @@ SECONDS = 2.0
 
 
 def took() -> str:
-    """How long a small run takes, in the words of the committed record of one; empty without it."""
+    """A sentence about the duration of a small run, from the committed record of one; empty without it."""
     record = expected.read(ROOT / "results" / "recipe-small.json")
     if not record:
         return ""
     minutes = record["runs"][0]["seconds"] / 60
-    return (
-        f"`make small` makes a run. It took {minutes:.1f} minutes on {expected.told(record['machine'])}, "
-        f"says results/recipe-small.json."
-    )
+    machine = expected.told(record["machine"])
+    return f"`make small` starts a run. It took {minutes:.1f} minutes on {machine}, see results/recipe-small.json."
 
 
 def draw() -> None:
@@ -55,7 +53,7 @@ def draw() -> None:
 
 
 def _list_groups(runs: Sequence[Played]) -> list[str]:
-    """What can be drawn. A run of the recipe has, or will have, all of it."""
+    """The groups of curves that can be drawn. A run of the recipe has, or will have, all of them."""
     return [group for group in PANELS if any(run.recipe or curves.has(run, group) for run in runs)] + [EVERY]
 
 
@@ -121,7 +119,7 @@ def draw_results(
 
 
 def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
-    """Whose run this is, and in which state."""
+    """The origin of the run and its state."""
     origin = (
         "a committed record"
         if run.place.suffix == ".json"
@@ -140,8 +138,8 @@ def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
 
 
 def _describe_runs(runs: Sequence[Played]) -> str:
-    """Whose figures these are, for a caption."""
-    return f"Of {', '.join(curves.label(run) for run in runs)}."
+    """The runs of a chart, for its caption."""
+    return f"{'Runs' if len(runs) > 1 else 'Run'}: {', '.join(curves.label(run) for run in runs)}."
 
 
 def _draw_panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
@@ -183,8 +181,9 @@ def _draw_experiment(run: Played) -> None:
     """An experiment's picture and verdicts, or what a technique's run reported."""
     if run.picture:
         st.image(run.picture, caption=f"The picture of {run.name}.")
-        if (data := run.picture.with_suffix(".csv")).is_file():
-            download("Data (CSV)", data.read_bytes, f"{run.name.replace('/', '-')}.csv", "text/csv")
+        if (path := run.picture.with_suffix(".csv")).is_file():
+            name = run.name.replace("/", "-")
+            menu(name, lambda: parse_csv(path.read_text(encoding="utf-8")), run.picture.read_bytes)
     if run.claims:
         st.subheader(f"Verdicts of {plain(run.name)}")
         claims = [
@@ -225,9 +224,7 @@ def _draw_success(runs: Sequence[Played]) -> None:
         if comparison := beside.comparable(runs):
             st.markdown(comparison)
         table(reached_rows, "success-beside")
-        folded(changes, "before-after", "Every measure, before and after")
-    else:
-        folded(changes, "before-after", "Every measure, before and after")
+    folded(changes, "before-after", "Every measure, before and after")
 
 
 def _draw_rollouts(runs: Sequence[Played]) -> None:
@@ -245,13 +242,19 @@ def _draw_rollouts(runs: Sequence[Played]) -> None:
 
 PAGE = Page(
     name="recipe",
-    title="The recipe",
-    says="From real source code to a trained agent: pretraining, draft layers, long context, "
-    "demonstrations, reinforcement learning, "
-    "evaluation. This is the newest run on this machine, or else a committed one. Any other run opens here too: "
-    "at full scale, of a technique, or of an experiment.",
-    formula=r"\begin{gathered}\text{data} \to \text{CPT} \to \text{MTP} \to \text{long context} \\"
-    r"\to \text{SFT} \to \text{RL} \to \text{evaluation}\end{gathered}",
+    title="Training runs",
+    says="Curves and results of a training run. The whole recipe goes from source code to a trained agent: "
+    "pretraining, draft layers, long context, demonstrations, reinforcement learning, evaluation. The page shows the "
+    "newest run on this machine, or else a committed one. It also opens any other run: at full scale, of a technique, "
+    "or of an experiment.",
+    formula=r"\begin{gathered}\text{data} \to \mathrm{CPT} \to \mathrm{MTP} \to \text{long context} \\"
+    r"\to \mathrm{SFT} \to \mathrm{RL} \to \text{evaluation}\end{gathered}",
+    symbols={
+        r"\mathrm{CPT}": "continued pretraining on code",
+        r"\mathrm{MTP}": "training of the draft layers (multi-token prediction)",
+        r"\mathrm{SFT}": "supervised fine-tuning on demonstrations",
+        r"\mathrm{RL}": "reinforcement learning on tasks with hidden tests",
+    },
     question="RL raises sampled success. Does best of 8 rise as much?",
     look="Sampled success rises during RL, but best of 8 hardly does: RL makes likely what was already within reach.",
     draw=draw,

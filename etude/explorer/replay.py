@@ -1,4 +1,4 @@
-"""The experts that a coarse sampler chose, those that an exact trainer would choose, and what replay uses."""
+"""Router replay: the experts chosen by a low-precision sampler, by an exact trainer, and by replay."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from etude.explorer import examples, provenance, spans
 from etude.explorer.charts import Axis, Look, boxes, chart, drawing, lines, points, rule
 from etude.explorer.drawing import Drawing
-from etude.explorer.page import Page, folded, steering, table
+from etude.explorer.page import Page, steering, table
 from ref import router_replay
 
 WINDOW = 20
@@ -244,9 +244,8 @@ def draw() -> None:
         picture(fields(rollout, layer, alpha, first, rows, folder), layer, alphas[alpha]),
         "router-replay",
         window_rows,
-        f"Probability of each expert for {len(window_rows)} tokens by the trainer's router; the fuller the grey, "
-        "the higher. Squares are the "
-        "sampler's choice, circles the trainer's own, crosses what replay uses.",
+        f"Probability of each expert for {len(window_rows)} tokens by the trainer's router, as the depth of the grey. "
+        "Squares: the sampler's experts; circles: the trainer's own; crosses: the experts that replay uses.",
         wide=True,
     )
     spans.metrics(
@@ -259,14 +258,14 @@ def draw() -> None:
         (
             "Used, but not the trainer's own",
             spans.exact(drops["not its own"], "{:.2%}"),
-            "What replay changes in the trainer, over all layers.",
+            "Share of the experts used by replay, over all layers.",
         ),
     )
     should_filter = st.toggle("Only tokens where the choices differ", True, key="only", bind="query-params")
     table_rows = [row for row in rows if row["engines differ"] or row["filter dropped"]] if should_filter else rows
     st.caption("gap: |log π − log μ| of the next token in nats, if the agent sampled that token.")
     if table_rows:
-        st.caption("Choose a row to see the experts around its token.")
+        st.caption("Select a row to show the experts around its token.")
         max_first = max(T - WINDOW, 1)
         steering(
             table_rows,
@@ -275,7 +274,7 @@ def draw() -> None:
             [min(max(row["position"] - WINDOW // 2, 0), max_first) for row in table_rows],
         )
     else:
-        st.markdown("On this layer they agree everywhere.")
+        st.markdown("On this layer sampler and trainer choose the same experts for every token.")
     st.subheader("Mismatch by method")
     st.markdown(
         f"|log π − log μ| of the {len(examples.arrays('routing', folder)['behavior'])} tokens that the agent sampled "
@@ -284,18 +283,15 @@ def draw() -> None:
         "α = 1 the router's own choice. The "
         f"{len(rollouts)} rollouts above are {routing['chosen']}."
     )
-    (left, right), mismatch_rows = st.columns([1, 1]), quantiles(folder=folder)
-    with left:
-        chart(
-            build_mismatch_curve(alphas, mismatch_rows, alpha),
-            "router-mismatch",
-            mismatch_rows,
-            f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is "
-            f"{mismatch_rows[alpha + 1]['p99']:.3f} nats.",
-        )
-    with right:
-        folded(mismatch_rows, "router-replay-mismatch")
-    st.subheader("What the filter drops")
+    mismatch_rows = quantiles(folder=folder)
+    chart(
+        build_mismatch_curve(alphas, mismatch_rows, alpha),
+        "router-mismatch",
+        mismatch_rows,
+        f"99th percentile of the mismatch against α, over all rollouts; at α = {value:g} it is "
+        f"{mismatch_rows[alpha + 1]['p99']:.3f} nats.",
+    )
+    st.subheader("Experts dropped by the filter")
     st.markdown(
         "In the rollout above, over all layers: the share of the sampler's experts that are dropped, "
         "and the share of used experts that are not the "
@@ -307,16 +303,25 @@ def draw() -> None:
 PAGE = Page(
     name="replay",
     title="Router replay",
-    says="Sampler and trainer round differently. If two experts have nearly equal scores, rounding decides "
-    "which one gets the token. Replay gives "
-    "the trainer the sampler's experts; the filter removes those that the trainer's router finds implausible.",
+    says="Sampler and trainer round differently. If two experts have nearly equal scores, rounding decides which one "
+    "gets the token. With replay the trainer uses the sampler's experts; a filter removes those with a low "
+    "probability under the trainer's router.",
     formula=r"\begin{gathered}\text{keep } e \in R \iff p_e \ge \alpha\, p_{(K)} \\"
     r"p = \mathrm{softmax}(s) \qquad g_e = \frac{\exp s_e}{\sum_{j \in R}\exp s_j}\end{gathered}",
+    symbols={
+        "e,\\ j": "experts",
+        "R": "experts that the sampler chose for the token; in the gates, those that remain",
+        "s": "logits of the trainer's router",
+        r"\mathrm{softmax}": "exp of each logit over the sum of all",
+        "p_e": "router probability of expert e",
+        "p_{(K)}": "the K-th largest one; K experts are used for each token",
+        r"\alpha": "plausibility threshold from 0 to 1",
+        "g_e": "gate, the weight of expert e in the layer's output",
+    },
     question="Is the mismatch spread over all tokens, or is it on few? From which α on does the filter drop "
     "many of the sampler's experts?",
-    look="Most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops next "
-    "to nothing until α is near 1, where "
-    "it is no longer replay.",
+    look="Most of the mismatch is on few tokens, and plain replay removes much of it. The filter drops almost nothing "
+    "until α is near 1, where the trainer's own experts are used.",
     draw=draw,
     code=(router_replay.replay, router_replay.gates, router_replay.mismatch),
     technique="router-replay",

@@ -29,7 +29,7 @@ def chosen() -> tuple[list[Played], list[Played]]:
     for message in error_messages:
         st.error(message)
     if not runs:
-        st.info(f"There is no such run in `{RUNS}/` yet. {MAKES.get(kind, '`make small`')} leaves one.")
+        st.info(f"There is no such run in `{RUNS}/` yet. {MAKES.get(kind, '`make small`')} makes one.")
     elif not names:
         st.info("Choose a run.")
     by_name = {run.name: run for run in runs}

@@ -101,11 +101,11 @@ def _read_trained(folder: Path, checkpoint: str, mtime_ns: int) -> tuple[str, li
 def silence(run: Played) -> str:
     """Why there are no rollouts of a run, in words."""
     if run.technique.startswith("figure "):
-        return "An experiment keeps its measurements, no rollouts."
+        return "An experiment saves measurements and no rollouts."
     try:
         _read_newest(run.place)
     except RunError as error:
         return f"Its last rollouts cannot be read: {error}."
     if run.recipe:
         return "No rollouts yet: those of the newest step are shown while RL trains."
-    return "This run keeps no rollouts, only its metrics."
+    return "This run saves metrics and no rollouts."

@@ -135,7 +135,7 @@ def said(run: Played, others: Iterable[Played] = ()) -> str:
     if going(run):
         return ", ".join(filter(None, [f"running, at {position_text}", left(run, others)]))
     minutes = (time.time() - run.touched) / 60
-    return f"interrupted {minutes:.0f} minutes ago at {position_text}; goes on with `{again(run)}`"
+    return f"interrupted {minutes:.0f} minutes ago at {position_text}; resume it with `{again(run)}`"
 
 
 def again(run: Played) -> str:

@@ -1,5 +1,4 @@
-"""A chain of contexts, piece by piece: what each one holds, what the summary kept, and how much credit every token
-gets."""
+"""A chain of contexts, piece by piece: the content of each, the facts in its summary, and the credit of every token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,8 +127,8 @@ def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: st
         ),
         "self-summary",
         rows,
-        "How full the context is after each piece of the chain; the upright line marks the current "
-        "piece. A click goes to another one.",
+        "Tokens in the context after each piece of the chain; the vertical line marks the current piece. A click "
+        "selects another one.",
         wide=True,
         then=select_piece,
     )
@@ -164,9 +163,8 @@ def draw_fates(notes: list[dict]) -> None:
     """What happened to the facts of the old context."""
     for number, note in enumerate(notes, 1):
         st.markdown(
-            f"**Summary {number}** says `{note['summary'] or ' '}`. The scripted agent, which knows "
-            f"what is needed, would have written "
-            f"`{note['scripted']}`."
+            f"**Summary {number}**: `{note['summary'] or ' '}`. The summary of the scripted agent, which has all the "
+            f"facts needed: `{note['scripted']}`."
         )
         rows = [
             {
@@ -254,19 +252,17 @@ def draw() -> None:
         lambda piece_count: draw_beginning(chain, piece_count, example["trigger"], colouring, credit, key),
         help=help_text,
     )
-    st.subheader("What was kept and lost")
+    st.subheader("Facts kept and lost")
     st.markdown(
-        "A fact is kept if the summary states it as the scripted agent would; changed if the summary "
-        "describes the file in "
-        "other words, right or wrong; invented if no context had shown the file."
+        "A fact is kept if the summary states it in the scripted agent's words; changed if the summary describes the "
+        "file in other words, right or wrong; invented if no context had shown the file."
     )
     draw_fates(chain["notes"])
-    st.subheader("Where the credit comes from")
+    st.subheader("Credit of each rollout")
     st.markdown(
-        "Each rollout gets one reward, the group mean is the baseline, and every context inherits the "
-        "full result. The column next to it "
-        "shows a mistake: with contexts as rows of the baseline, a rollout would count more the more "
-        "often it ran out of context."
+        "Each rollout has one reward, the group mean is the baseline, and every context gets the full advantage. The "
+        "column “the trap” shows a mistake: with contexts as rows of the baseline, a rollout with more contexts has a "
+        "larger weight."
     )
     table(group, "self-summary-group")
 
@@ -274,15 +270,24 @@ def draw() -> None:
 PAGE = Page(
     name="summary",
     title="Self-summary",
-    says="A rollout that outgrows its context continues in a new one, after a summary that the policy wrote "
-    "itself. These are chains by a "
-    "run's agent after RL, on tasks it never trained on.",
+    says="A rollout that exceeds its context continues in a new one, after a summary written by the policy itself. "
+    "The page shows chains by a run's agent after RL, on tasks that are not in its training data.",
     formula=r"\begin{gathered} A_c = R_c - \frac1N\sum_{j} R_j \\"
-    r"\mathcal L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in "
-    r"c}\;\sum_{t\ \mathrm{sampled\ in}\ s} \rho_t \end{gathered}",
-    question="What does the next context know of the one before it? And does a token of the summary get more "
-    "credit than others, as much, or less?",
-    look="The next context knows nothing but the summary, which gets the same credit as every other token "
+    r"L = -\frac{1}{\mathrm{budget}}\sum_c A_c \sum_{s \in c}\;\sum_{t\ \text{sampled in}\ s} \rho_t \end{gathered}",
+    symbols={
+        "A_c": "advantage of chain c, a rollout with all its contexts",
+        "R_c": "its reward",
+        "N": "chains in the group",
+        "j": "a chain of the group",
+        "L": "loss, without its clip",
+        r"\mathrm{budget}": "constant divisor of the step",
+        "s": "segment, one context of the chain",
+        "t": "token",
+        r"\rho_t": "probability of the token under the policy over its probability when it was sampled",
+    },
+    question="Which part of a context is in the next one? And does a token of the summary get more credit than "
+    "others, as much, or less?",
+    look="Of the context, only the summary is in the next one. Its tokens get the same credit as all other tokens "
     "that the policy wrote.",
     draw=draw,
     code=(self_summary.spread, self_summary.Chaining, self_summary.ChainBuilder),

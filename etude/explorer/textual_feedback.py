@@ -1,5 +1,4 @@
-"""Textual feedback: a message in which the agent went wrong, read with and without a hint, token by token, by the agent
-itself."""
+"""Textual feedback: probabilities of a wrong message with and without a hint, token by token."""
 
 import math
 from collections.abc import Mapping
@@ -23,8 +22,8 @@ MAX_HINT_LENGTH = 80
 INITIAL_RULE = "unread"
 """The rule with which the page begins: its hint says what to do instead."""
 DIVERGENCES = {
-    "reverse": "KL(student‖teacher): leaves what the teacher would not do",
-    "forward": "KL(teacher‖student): covers what the teacher may do",
+    "reverse": "KL(student‖teacher): large where the student's likely tokens are unlikely for the teacher",
+    "forward": "KL(teacher‖student): large where the teacher's likely tokens are unlikely for the student",
     "js": "Jensen–Shannon: at most log 2, symmetric",
 }
 
@@ -42,7 +41,7 @@ def load_cases() -> list[Case]:
         raise examples.unreadable(folder / FILE, error) from None
     if not cases:
         raise RunError(
-            f"the agent broke no rule in {hints['played']} rollouts, so there is nothing to hint at; choose another run"
+            f"the agent broke no rule in {hints['played']} rollouts, so there are no hints; choose another run"
         )
     return cases
 
@@ -65,13 +64,13 @@ def draw_controls(cases: list[Case]) -> tuple[Case, str, str, bool]:
             help="; ".join(DIVERGENCES.values()),
         )
     with hint_column:
-        hint_source = st.radio("What the teacher is told", TOLD, key="told", bind="query-params", horizontal=True)
+        hint_source = st.radio("Hint to the teacher", TOLD, key="told", bind="query-params", horizontal=True)
         own_words = (
             st.text_input("Your words", case.says, MAX_HINT_LENGTH, key="words", bind="query-params")
             if hint_source == OWN
             else ""
         )
-        shift = not st.toggle("Trap: forget that the hint shifts positions", key="unshifted", bind="query-params")
+        shift = not st.toggle("Trap: ignore that the hint shifts positions", key="unshifted", bind="query-params")
     return case, words_of(case, hint_source, own_words), kind, shift
 
 
@@ -82,15 +81,15 @@ def draw() -> None:
     st.html(rollouts.STYLE + hint_tokens.STYLE)
     if not shift:
         st.warning(
-            "The teacher is read at the student's positions. What it says there is about other tokens, "
-            "and the divergence means nothing."
+            "The teacher's logits are taken at the student's positions, where they predict other tokens. The "
+            "divergence is meaningless."
         )
     for name, run in given_away(case, words).items():
-        st.warning(f"This hint leaks: it shares `{rollouts.named(run)}` with {name}. In training it is not given.")
+        st.warning(f"This hint leaks: it shares `{rollouts.named(run)}` with {name}. In training it is not used.")
     draw_metrics(reading, kind)
     left, right = st.columns([2, 3])
     with left:
-        st.subheader("What was said")
+        st.subheader("The context")
         st.html(hint_tokens.context(case, words))
         st.caption(
             f"The rollout {'solved' if case.success else 'did not solve'} its task; a right body is `{case.answer}`."
@@ -98,10 +97,12 @@ def draw() -> None:
     with right:
         st.subheader("The message, token by token")
         st.html(hint_tokens.readings(reading, kind))
-        st.caption("Point at a token, or tap it: what both sides say of it.")
+        st.caption(
+            "Hover over a token, or tap it, to see its probability and its alternatives for student and teacher."
+        )
         draw_charts(reading, kind)
     draw_token(reading, kind)
-    st.subheader("Who predicts whom")
+    st.subheader("Positions")
     chart(
         hint_tokens.positions(case, words),
         "hint-positions",
@@ -109,9 +110,8 @@ def draw() -> None:
             {"token": place, "student": s, "teacher": t}
             for place, (s, t) in enumerate(zip(reading.where.student.tolist(), reading.where.teacher.tolist()), 1)
         ],
-        "Both sequences by position. The hint moves the message to the right, and an arc leads from "
-        "the position that predicts its first token. Who "
-        "reads the teacher where the student is asks another token.",
+        "Both sequences by position. The hint shifts the message to the right. Each arc starts at the position that "
+        "predicts the first token of the message. At the student's position the teacher predicts another token.",
         wide=True,
     )
     draw_all_faults(cases, kind)
@@ -131,7 +131,8 @@ def draw_metrics(reading: Read, kind: str) -> None:
         (
             "Likelihood under the hint",
             f"{likelihood_ratio:.3g}×",
-            "How many times as likely as without it. Below 1 the hint speaks against the message.",
+            "Likelihood of the message with the hint over that without it. Below 1 the hint makes the message less "
+            "likely.",
         ),
         (
             "Positions that shift",
@@ -154,10 +155,7 @@ def draw_charts(reading: Read, kind: str) -> None:
         if token_count > 1 and "place" in row:
             st.session_state[f"rank-{token_count}"] = rank_tokens(reading, kind).index(row["place"] - 1) + 1
 
-    caption = (
-        "Probability of each token of the message, without the hint and under it. A click shows what else "
-        "was likely there, below."
-    )
+    caption = "Probability of each token of the message, without the hint and under it. A click shows its alternatives."
     picked(hint_tokens.probabilities(reading), "hint-tokens", rows, caption, then=select_token)
     picked(hint_tokens.apart(reading, kind), "hint-apart", rows, f"{DIVERGENCES[kind]}, nats.", then=select_token)
 
@@ -168,7 +166,7 @@ def draw_token(reading: Read, kind: str) -> None:
     token_count, order = len(reading.words), rank_tokens(reading, kind)
     left, right = st.columns([2, 3])
     with left:
-        st.subheader("One token, on both sides")
+        st.subheader("One token, for student and teacher")
         help_text = "1 is the token that the hint changes most; the table has their order."
         rank = (
             st.slider(
@@ -185,13 +183,11 @@ def draw_token(reading: Read, kind: str) -> None:
         )
         place = order[rank - 1]
         word = reading.words[place]
-        caption = (
-            f"Token {place + 1} of {token_count}, {word.apart[kind]:.3f} nats apart: what it was, and what "
-            f"else was likely on a side."
-        )
+        nats = f"{word.apart[kind]:.3f} nats"
+        caption = f"Token {place + 1} of {token_count} and its likeliest alternatives; divergence {nats}."
         chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), caption)
     with right:
-        st.subheader("What the hint changes most")
+        st.subheader("Tokens by divergence")
         rows = [
             {key: value for key, value in row.items() if key not in KINDS or key == kind}
             for row in hint_tokens.rows(reading)
@@ -217,9 +213,9 @@ def draw_all_faults(cases: list[Case], kind: str) -> None:
         rows.append(row)
     right = sum(row[f"likelihood, {ITS}"] < row[f"likelihood, {OTHER}"] for row in rows)
     st.markdown(
-        f"Of {len(rows)} messages {right} are less likely under their own hint than under that of "
-        f"another rollout. Where that is about half of "
-        "them, the agent does not read what a hint says: it was never taught to (`sims/hinted.py` does that)."
+        f"Of {len(rows)} messages {right} are less likely under their own hint than under that of another rollout. If "
+        "that is about half of them, the content of the hint has no effect: this agent was not trained on hints "
+        "(`sims/hinted.py` does that)."
     )
     table(rows, "hint-faults")
 
@@ -227,18 +223,25 @@ def draw_all_faults(cases: list[Case], kind: str) -> None:
 PAGE = Page(
     name="textual-feedback",
     title="Textual feedback",
-    says="A rollout went wrong in one message. A hint is put in front of it, and the agent reads its own "
-    "words twice: as it wrote them, and knowing "
-    "better. Under the hint it is its own teacher. Here a small agent does so while you look; the rules that find "
-    f"faults are {', '.join(rule.name for rule in RULES)}.",
-    formula=r"\begin{gathered} L = \frac{1}{\text{budget}}\sum_{t \in \text{message}} D(\pi_t,\; "
-    r"\pi^{\text{hint}}_t) \\"
-    r"\pi_t = \pi(\cdot \mid c,\, y_{<t}) \\ \pi^{\text{hint}}_t = \pi(\cdot \mid c,\, \text{hint},\, "
-    r"y_{<t})\end{gathered}",
+    says="A rollout has a fault in one message. A hint is inserted in front of it, and the same tokens are scored "
+    "twice: without the hint (student) and with it (teacher). The page computes both with a small agent. Faults are "
+    f"found by the rules {', '.join(rule.name for rule in RULES)}.",
+    formula=r"\begin{gathered} L = \frac{1}{\mathrm{budget}}\sum_{t \in \text{message}} D(\pi_t,\; \pi^h_t) \\"
+    r"\pi_t = \pi(\cdot \mid c,\, y_{<t}) \qquad \pi^h_t = \pi(\cdot \mid c,\, h,\, y_{<t})\end{gathered}",
+    symbols={
+        "L": "loss, added to the RL loss",
+        r"\mathrm{budget}": "constant divisor of the step",
+        "t": "token of the message",
+        "D": "divergence of the two distributions in nats, chosen below",
+        r"\pi_t": "student, the policy's distribution of token t",
+        r"\pi^h_t": "teacher, the same policy with the hint, without gradient",
+        "c": "context before the message",
+        "h": "hint",
+        "y_{<t}": "tokens of the message before t",
+    },
     question="Does the hint change all tokens of the message a little, or few of them much? Which?",
-    look="A few tokens carry most of the divergence: those where the agent decides what to do. Then "
-    "exchange the hint for that of another "
-    "rollout, and for the answer.",
+    look="A few tokens have most of the divergence: those where the agent chooses an action. For comparison, choose "
+    "the hint of another rollout, and the answer.",
     draw=draw,
     code=(textual_feedback.hinted, textual_feedback.predictions, textual_feedback.divergence, textual_feedback.leaked),
     technique="textual-feedback",

@@ -193,8 +193,8 @@ def _encode_layer(drawing: Drawing, part: int, layer: Layer, direct: bool, mode:
         encoding["detail"] = {"field": "split", "type": "nominal"}
     if mark["type"] == "bar" and layer.by is not None:
         encoding["y"] |= {"stack": "zero" if layer.stacked else None}
-        if not layer.stacked:
-            encoding["xOffset"] = {"field": "by", "type": "nominal", "sort": list(drawing.looks)}
+    if layer.dodge:
+        encoding["xOffset"] = _encode_offset(drawing)
     layer_spec: dict[str, Any] = {
         "transform": [{"filter": f"datum.part === {part}"}],
         "mark": mark,
@@ -241,6 +241,11 @@ def _encode_series(drawing: Drawing, layer: Layer) -> dict:
     if layer.kind == "point":
         encoding["shape"] = make_scale([MARKS[look.mark] for look in looks]) | {"legend": legend}
     return encoding
+
+
+def _encode_offset(drawing: Drawing) -> dict:
+    """The place of a series at a name of the horizontal axis."""
+    return {"field": "by", "type": "nominal", "sort": list(drawing.looks)}
 
 
 def _encode_axis(name: str, drawing: Drawing) -> dict:
@@ -291,6 +296,7 @@ def _make_hover_layer(drawing: Drawing, parts: Sequence[int], mode: Mode) -> dic
     for part in reversed(parts):
         tooltip = f"{NEAREST_DATUM}.part === {part} ? {_make_tooltip(drawing.layers[part], NEAREST_DATUM)} : {tooltip}"
     hover_condition = {"param": "hover", "empty": False, "value": 1}
+    offset = {"xOffset": _encode_offset(drawing)} if all(drawing.layers[part].dodge for part in parts) else {}
     return {
         "transform": [
             {"filter": " || ".join(f"datum.part === {part}" for part in parts)},
@@ -307,6 +313,7 @@ def _make_hover_layer(drawing: Drawing, parts: Sequence[int], mode: Mode) -> dic
         "encoding": {
             "x": _encode_axis("x", drawing),
             "y": _encode_axis("y", drawing),
+            **offset,
             "opacity": {
                 "condition": [
                     hover_condition,

@@ -1,5 +1,4 @@
-"""Watch the agent: it repairs a function while you look, beside itself before RL, token by token; then with a docstring
-of yours."""
+"""Watch the agent: rollouts before and after RL, token by token, on tasks and docstrings that the reader chooses."""
 
 import secrets
 from functools import lru_cache
@@ -61,8 +60,8 @@ def choose_agents() -> list[Agent]:
             st.caption(" · ".join([caption, *map(provenance.plain, facts)]))
         else:
             st.caption(
-                f"Shown: **{name}**, the small agent of the clone, from another machine · "
-                f"{describe_agents()}. `make small` makes a run of yours."
+                f"Shown: **{name}**, the small agent of the repository, from another machine · {describe_agents()}. "
+                "`make small` trains your own."
             )
     return [known(*stamps(folder)) for folder in folders]
 
@@ -160,10 +159,10 @@ def draw() -> None:
         "Drafts",
         key="drafted",
         bind="query-params",
-        help="Which of its tokens would have been drafts of its own small layers, checked several at a time "
+        help="Marks the tokens that its own draft layers would have drafted, to be checked several at a time "
         "(speculative decoding).",
     )
-    with top_container, st.spinner("The agent plays …"):
+    with top_container, st.spinner("Sampling the rollouts …"):
         watched_rollouts = [watch_rollout(*stamps(agent.folder), task, temperature, seed, drafts) for agent in agents]
     st.html(rollouts.STYLE)
 
@@ -184,19 +183,19 @@ def draw() -> None:
         f"at temperature {temperature:g}" if temperature else "at temperature 1, though the rollout is greedy"
     )
     caption = (
-        f"Probability of each token {temperature_text}, in the order in which they were written; dotted lines part the "
+        f"Probability of each token {temperature_text}, in the order of sampling; dotted lines separate the "
         f"turns of {watched_rollouts[-1].name}."
     )
     with chart_container:
         chart(rollouts.picture(watched_rollouts), "watch-tokens", rollouts.rows(watched_rollouts), caption)
     draw_experts(watched_rollouts[-1])
-    link("start", "How it was trained: the recipe, stage by stage", ":material/account_tree:")
+    link("start", "How it was trained: overview of the stages", ":material/account_tree:")
 
 
 def describe_drafts(tally: Tally) -> str:
     """What drafts would have done for a rollout, in words."""
     if not tally.checked:
-        return "no draft layers: every token took a pass of its own"
+        return "no draft layers: one pass for every token"
     share, tokens_per_pass = tally.kept / tally.checked, tally.tokens / tally.passes
     return (
         f"{tally.kept} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in "
@@ -214,7 +213,7 @@ def draw_experts(rollout: Watched) -> None:
     """The experts of one token, on demand."""
     with st.expander("Experts of a token"):
         if not any(token.experts for token in rollout.tokens):
-            st.markdown("There are none: the network is dense.")
+            st.markdown("The network is dense and has no experts.")
             return
         token_count = len(rollout.tokens)
         token = rollout.tokens[
@@ -238,13 +237,19 @@ def draw_experts(rollout: Watched) -> None:
 PAGE = Page(
     name="watch",
     title="Watch the agent",
-    says="A small coding agent repairs a function that has lost its body: it reads files, writes the body, "
-    "tests it, and is done. It plays "
-    "here, now. Change the docstring, and it has to write something else.",
-    formula=r"p(t) = \operatorname{softmax}(\text{logits} / \tau)_t",
-    question="Of which tokens is the agent sure, and of which is it not? Guess before you point at one.",
-    look="It is sure of almost every token. Where it is not, the alternatives under the pointer are other "
-    "bodies. Hidden tests decide.",
+    says="A small coding agent writes the missing body of a function: it reads files, writes code, runs tests and "
+    "stops. Change the docstring to ask for another body.",
+    formula=r"p(t) = \mathrm{softmax}(z / \tau)_t",
+    symbols={
+        "p(t)": "probability that the next token is t",
+        r"\mathrm{softmax}": "exp of each entry over the sum of all",
+        "z": "logits of the network",
+        r"\tau": "temperature; 0 is greedy decoding",
+    },
+    question="Which tokens does the agent sample with a high probability, and which with a low one? Guess before you "
+    "hover over one.",
+    look="Almost every token has a high probability. Where it is low, the alternatives shown by hovering are other "
+    "bodies. The hidden tests decide which of them is right.",
     draw=draw,
     code=(sample, tokens.turns, drafted.of_turn, rewritten),
     technique="recipe",

@@ -1,4 +1,4 @@
-"""A chain of versions of made-up weights, and what a reader fetches that is some of them behind."""
+"""A chain of versions of synthetic weights, and the links that a late reader fetches."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -195,7 +195,7 @@ def build_cost_chart(rows: list[dict], behind: int) -> Drawing:
 
 def late_reader(lr: float, std: float, updates: str) -> None:
     """Draws the section: what the reader fetches, as the chain grows."""
-    st.subheader("A reader that is late")
+    st.subheader("A late reader")
     behind_column, anchor_column, merge_column = st.columns(3)
     behind = behind_column.slider(
         "Versions behind", 0, VERSIONS, 18, key="behind", bind="query-params", help="At most as many as there are."
@@ -213,7 +213,7 @@ def late_reader(lr: float, std: float, updates: str) -> None:
     merge = merge_column.slider(
         "A merged delta every", 2, 16, 8, key="merge", bind="query-params", help="It replaces as many deltas."
     )
-    empty = st.toggle("The reader has nothing yet", False, key="empty", bind="query-params")
+    empty = st.toggle("The reader has no weights yet", False, key="empty", bind="query-params")
     manifests = chain(lr, std, updates, anchor, merge)
     versions = range(1, VERSIONS + 1)
     play(
@@ -238,10 +238,9 @@ def draw_catch_up(manifests: dict[int, dict], have: int | None, want: int, merge
         diagram(all_links, have, want, merge_every),
         "weight-sync-chain",
         all_links,
-        "Versions from left to right. Arcs are deltas and merged deltas, arrows from below are "
-        "anchors. The reader (diamond, unless it has nothing) "
-        "fetches what is drawn thick, blue for deltas, green for merged ones, orange for anchors, and "
-        "then has the newest version (square).",
+        "Versions from left to right. Arcs are deltas and merged deltas, arrows from below are anchors. The reader "
+        "(diamond, unless it has no weights) fetches the thick links, blue for deltas, green for merged ones, orange "
+        "for anchors, to reach the newest version (square).",
         wide=True,
     )
     left, right = st.columns(2)
@@ -251,7 +250,7 @@ def draw_catch_up(manifests: dict[int, dict], have: int | None, want: int, merge
             build_cost_chart(rows, 0 if have is None else want - have),
             "weight-sync-late",
             rows,
-            "What a reader has to fetch by how many versions it is behind.",
+            "Bytes that a reader fetches, by the number of versions that it is behind.",
         )
     with right:
         if fetched_links:

@@ -1,5 +1,5 @@
-"""Weight sync: which weights an update changes and what a difference costs, from the law and measured, and how a late
-reader catches up (`weight_chain.py`)."""
+"""Weight sync: the share of weights that an update changes and the size of a delta, by the formula and measured.
+`weight_chain.py` has the late reader."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ import streamlit as st
 
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
 from etude.explorer.drawing import Drawing
-from etude.explorer.page import Page, folded
+from etude.explorer.page import Page
 from etude.explorer.spans import metrics
 from etude.explorer.weight_chain import EVEN, NORMAL, WEIGHTS, drawn, late_reader
 from ref import weight_codec, weight_sync
@@ -119,10 +119,14 @@ def draw() -> None:
     rows = coded(std, updates)
     row = rows[LRS.index(lr)]
     metrics(
-        ("Changed, by the law", f"{100 * row['law, changed share']:.3g}%", "E[min(1, |Δ|/ulp(w))]"),
-        ("Changed, measured", f"{100 * row['changed share']:.3g}%", f"Of {WEIGHTS:,} made-up weights, by one update."),
+        ("Changed, by the formula", f"{100 * row['law, changed share']:.3g}%", "E[min(1, |Δ|/ulp(w))]"),
+        (
+            "Changed, measured",
+            f"{100 * row['changed share']:.3g}%",
+            f"Of {WEIGHTS:,} synthetic weights, in one update.",
+        ),
         ("Bits for each", f"{row['gap + step']:.1f}", "Gap and step, under zstd level 1."),
-        ("Smaller than all weights", f"{row['times smaller than all weights']:.0f}×", None),
+        ("All weights over the delta", f"{row['times smaller than all weights']:.0f}×", "Ratio of their bytes."),
         ("Of XOR under zstd", f"{row['of XOR']:.2f}", "Bytes by gap and step over bytes by XOR."),
     )
     left, right = st.columns(2)
@@ -131,34 +135,37 @@ def draw() -> None:
             build_share_chart(rows, lr),
             "weight-sync-share",
             rows,
-            "Share of bfloat16 weights whose bits change in one update: the law, and made-up weights.",
+            "Share of bfloat16 weights whose bits change in one update: the formula, and synthetic weights.",
         )
     with right:
         chart(
             build_bits_chart(rows, lr),
             "weight-sync-bits",
             rows,
-            "Bits for each changed weight, each coding under zstd level 1. Dotted: the entropy of "
-            "independent positions and steps, from the law.",
+            "Bits for each changed weight, for codings under zstd level 1. Law: entropy of independent positions and "
+            "steps, by the formula.",
         )
-    folded(rows, "weight-sync-codings")
     late_reader(lr, std, updates)
 
 
 PAGE = Page(
     name="weight-sync",
     title="Weight sync",
-    says="The trainer publishes the difference of its bfloat16 weights after each step, and engines rebuild "
-    "the same bits. How many weights change, "
-    "what a changed one costs, and what a reader fetches that has missed some versions. Everything is "
-    "measured while you look, on made-up weights.",
+    says="The trainer publishes the difference of its bfloat16 weights after each step, and inference engines rebuild "
+    "the same bits. The page measures on synthetic weights how many change, how many bytes a changed weight takes, "
+    "and what a reader fetches after missing versions.",
     formula=r"\text{changed share} = \mathbb{E}\left[\min\left(1, \frac{|\Delta|}{\mathrm{ulp}(w)}\right)\right]",
+    symbols={
+        r"\mathbb{E}": "mean over the weights",
+        r"\Delta": "update of a weight in float32",
+        "w": "the weight",
+        r"\mathrm{ulp}(w)": "distance of neighbouring bfloat16 numbers at w",
+    },
     question="A step of 1e-6: does it change nearly all bfloat16 weights, half of them, or a few percent? From "
     "which step size on should a late "
-    "reader take everything anew?",
-    look="At 1e-6 a few percent of these weights change, and each costs little more than the entropy of its "
-    "place and step. A late reader takes "
-    "merged deltas; from about 1e-4 on an anchor is soon cheaper than many deltas.",
+    "reader fetch all weights?",
+    look="At 1e-6 a few percent of these weights change, and each takes little more than the entropy of its position "
+    "and step. A late reader fetches merged deltas; from about 1e-4 on an anchor is smaller than a few deltas.",
     draw=draw,
     code=(weight_sync.changed_share, weight_codec.encode_delta, weight_codec.pack, weight_sync.cheapest),
     technique="weight-sync",

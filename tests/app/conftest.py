@@ -8,7 +8,8 @@ What tests of several pages need stands here as fixtures that are functions:
     controls(at)            its controls, in order
     drive(at)               moves every control to each end and through its options; how often it was drawn
     edit(at, ...)           edits the page's table
-    table(at, column)       the first table that has this column, as a data frame
+    open_menus(at)          opens the menu of every chart, which has its data as a table
+    table(at, column)       the first table that has this column, as a data frame; it opens the menus if there is none
     plays(at, key)          plays the sequence of the slider with this key, and pauses it; where it began
 """
 
@@ -85,12 +86,25 @@ def controls():
     return _controls
 
 
+def _open_menus(at):
+    for popover in at.get("popover"):
+        at.session_state[popover.key] = True
+    return _whole(at.run())
+
+
+@pytest.fixture
+def open_menus():
+    return _open_menus
+
+
 @pytest.fixture
 def table():
-    def found(at, column):
-        return next(shown.value for shown in at.dataframe if column in shown.value.columns)
+    def find_table(at, column):
+        if not any(column in frame.value.columns for frame in at.dataframe):
+            _open_menus(at)
+        return next(frame.value for frame in at.dataframe if column in frame.value.columns)
 
-    return found
+    return find_table
 
 
 @pytest.fixture

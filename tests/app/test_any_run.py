@@ -251,7 +251,7 @@ def test_a_link_opens_a_run_of_any_kind_and_a_kind_shows_its_own(page, runs, who
         and "ranks" not in at.multiselect(key="run").options
     )
     shutil.rmtree(runs)
-    assert "There is no such run in `runs/` yet. `etude run TECHNIQUE` leaves one." in words(
+    assert "There is no such run in `runs/` yet. `etude run TECHNIQUE` makes one." in words(
         page("recipe", kind="techniques")
     )
 
@@ -281,17 +281,15 @@ def test_runs_say_whether_they_may_be_compared(page, runs, table):  # noqa: F811
         return beside.comparable([base, replace(base, name="other", settings=base.settings | settings)])
 
     number = base.settings["evaluation.tasks"]
-    assert said() == f"All of them played the same {number} held-out tasks."
+    assert said() == f"All runs were evaluated on the same {number} held-out tasks."
     assert said(**{"evaluation.tasks": 5}).startswith("The first 5 held-out tasks are the same")
-    assert said(seed=99).startswith("The tasks are others of the same world, because the seeds differ.")
+    assert said(seed=99).startswith("The tasks are different samples of the same world, because the seeds differ.")
     assert said(**{"world.digits": 0.1}) == "**Not comparable**: the tasks are of different worlds (world.digits)."
     assert beside.comparable([base]) == "" == beside.comparable([base, replace(base, successes=[])])
     played(runs / "small")
     trained(runs / "ranks")
     at = page("recipe", run=["small", "ranks"])
-    assert any(
-        "**Not comparable**: which held-out tasks ranks played is not recorded." == one.value for one in at.markdown
-    )
+    assert any("**Not comparable**: the held-out tasks of ranks are not recorded." == one.value for one in at.markdown)
     (runs / "small" / "checkpoints" / "sft").mkdir(parents=True)
     config = json.loads((runs / "ranks" / "config.json").read_text())
     config["config"]["checkpoint"] = "runs/small/checkpoints/sft"
@@ -328,7 +326,7 @@ def test_a_run_is_live_while_a_process_has_it_and_interrupted_after(page, runs, 
             "dr-grpo", "dr\\-grpo"
         )
         assert "step 1 of 3" in words(at) and refreshed[-1] == recipe.SECONDS
-        assert "keeps no rollouts, only its metrics" in words(at)
+        assert "saves metrics and no rollouts" in words(at)
         with open(folder / "metrics" / "dr-grpo.jsonl", "a") as file:
             file.write('{"step": 2, "reward": 0.5, "success": 0.5}\n{"step": 3, "rew')
         newest = {
@@ -346,9 +344,8 @@ def test_a_run_is_live_while_a_process_has_it_and_interrupted_after(page, runs, 
         ] and "solved, reward 0.500, contexts: 1, task: Repair m3" in words(at).replace("\\", "")
     whole(at.run())
     assert refreshed[-1] is None and not any("live" in one.value for one in at.markdown)
-    assert "goes on with `etude run dr-grpo --scale full --out runs/ranks --resume --backend gloo --nproc 2`" in words(
-        at
-    )
+    command = "etude run dr-grpo --scale full --out runs/ranks --resume --backend gloo --nproc 2"
+    assert f"resume it with `{command}`" in words(at)
 
 
 def test_a_finished_run_is_not_live_though_its_process_lives(page, runs):  # noqa: F811

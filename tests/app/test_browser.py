@@ -97,6 +97,16 @@ def settled(tab):
     return tab
 
 
+def open_menu(tab, name):
+    """Opens the menu of a chart. Returns its content."""
+    button = settled(tab).locator(f".st-key-menu-{name} button")
+    button.scroll_into_view_if_needed()
+    button.dispatch_event("click")  # on a narrow screen the sidebar may still lie over it
+    content = tab.get_by_test_id("stPopoverBody")
+    expect(content.get_by_role("button", name="Picture (PNG)")).to_be_visible()
+    return content
+
+
 def follow(tab, title):
     """To another page by the sidebar, which a narrow screen hides."""
     settled(tab)
@@ -186,12 +196,11 @@ def test_back_from_another_page_brings_the_edits_back(tab, address):
         if f"group={edits}" in tab.url:
             break
     tab.wait_for_url(f"**group={edits}*")
+    open_menu(tab, "advantages")
     for _ in range(20):
         try:
             with settled(tab).expect_download(timeout=SLOW / 12) as loading:
-                tab.get_by_role("button", name="Data (CSV)").first.dispatch_event(
-                    "click"
-                )  # on a narrow screen the sidebar still lies over it
+                tab.get_by_test_id("stPopoverBody").get_by_role("button", name="Data (CSV)").dispatch_event("click")
         except Slow:
             continue  # the button was drawn anew just then
         with open(loading.value.path(), newline="") as file:
@@ -213,9 +222,11 @@ def test_the_url_names_the_run_that_is_shown(tab, address):
 def test_data_are_downloaded_as_csv(tab, address):
     tab.goto(f"{address}/advantages?preset=one+success")
     buttons = settled(tab).get_by_role("button", name="Data (CSV)")
-    expect(buttons).to_have_count(3)  # those of folded tables are not there to be seen
+    expect(buttons).to_have_count(1)  # that of the table; charts have theirs in a menu
+    menu = open_menu(tab, "advantages")
+    expect(menu.get_by_test_id("stDataFrame")).to_be_visible()
     with tab.expect_download() as loading:
-        buttons.first.click()
+        menu.get_by_role("button", name="Data (CSV)").click()
     with open(loading.value.path(), newline="") as file:
         rows = list(csv.DictReader(file))
     assert loading.value.suggested_filename == "advantages.csv" and len(rows) == 8
@@ -238,9 +249,8 @@ def test_the_diagram_leads_to_a_stage_its_page_and_its_answer(window, address):
         tab.goto(f"{address}/start")
         settled(tab).evaluate("window.kept = true")
         card = tab.get_by_role("heading", name="KL", exact=True)
-        tab.get_by_role("navigation", name="The recipe, stage by stage").get_by_role(
-            "link", name="KL", exact=True
-        ).press("Enter")
+        diagram = tab.get_by_role("navigation", name="Stages of the recipe")
+        diagram.get_by_role("link", name="KL", exact=True).press("Enter")
         tab.wait_for_url("**/start#kl")
         expect(card).to_be_in_viewport()
         tab.get_by_role("link", name="Page: KL estimators").press("Enter")
@@ -400,7 +410,7 @@ def test_a_mark_and_a_row_open_their_rollout(window, address):
 
 
 def test_a_chart_is_light_on_dark(window, address):
-    """Its words, and its downloads lie below it."""
+    """Its words; its menu lies below it."""
     with opened(window, WIDTHS[1]) as tab:
         tab.emulate_media(color_scheme="dark", reduced_motion="reduce")
         tab.goto(f"{address}/real-time-rl")
@@ -408,8 +418,9 @@ def test_a_chart_is_light_on_dark(window, address):
         expect(words).to_be_attached()
         red, green, blue, *_ = map(int, re.findall(r"\d+", words.evaluate("one => getComputedStyle(one).fill")))
         assert min(red, green, blue) > 128
+        menu = open_menu(tab, "real-time-rewards")
         with tab.expect_download() as loading:
-            tab.get_by_role("button", name="Picture (PNG)").first.click()
+            menu.get_by_role("button", name="Picture (PNG)").click()
         with open(loading.value.path(), "rb") as file:
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
         assert not tab.errors

@@ -35,6 +35,7 @@ DRAWN = {
     ),
     "histogram": drawing("x", "y", bars(ROWS, "x", "y", "way", to="to"), rule("mean", x=1, low=True)),
     "side by side": drawing(Axis("x", names=True), Axis("y", most=4), bars(NAMED, "x", "y", "way"), rule(x="two")),
+    "dodged": drawing(Axis("x", names=True), "y", points(NAMED, "x", "y", "way", dodge=True), rule(y=0)),
     "stacked": drawing(Axis("x", names=True), "y", bars(NAMED, "x", "y", "way", stacked=True)),
     "bars and line": drawing(
         Axis("x", names=True), "y", bars(NAMED[:2], "x", "y"), lines(NAMED[2:], "x", "y", look=Look("red", "--"))
@@ -52,7 +53,11 @@ DRAWN = {
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [*((name, "zoom") for name in DRAWN), ("all near", "brush"), ("all near", "pick"), ("stacked", "pick")],
+    [
+        *((name, "zoom") for name in DRAWN),
+        ("all near", "brush"),
+        *((name, "pick") for name in ("all near", "stacked", "dodged")),
+    ],
 )
 def test_the_grammar_allows_every_chart(name, mode):
     drawn = DRAWN[name]
@@ -100,6 +105,16 @@ def test_the_picture_leaves_nothing_out(drawn):
     assert said == (set(drawn.looks) if len(drawn.looks) > 1 else set()) | {
         layer.says for layer in drawn.layers if layer.says
     }
+
+
+def test_equal_marks_of_a_rollout_stand_side_by_side():
+    """In the chart and in its picture, in the order of the legend; the layer for hovering has the same places."""
+    rows = [{"way": way, "x": 1, "y": 0.5} for way in "abc"]
+    dodged = drawing(Axis("x", names=True), "y", points(rows, "x", "y", "way", dodge=True))
+    offsets = [layer["encoding"].get("xOffset", {}).get("sort") for layer in vega.spec(dodged)["layer"]]
+    assert offsets == [["a", "b", "c"]] * 2
+    places = [line.get_xdata()[0] for line in printed.printed(dodged).axes[0].lines]
+    assert places == pytest.approx([-0.8 / 3, 0, 0.8 / 3])
 
 
 def test_words_are_turned_in_the_chart_and_in_its_picture():

@@ -137,9 +137,9 @@ def test_the_glossary_shows_all_terms_or_those_that_say_a_word(page, lessons):
     assert {"advantage", "group"} & {term.value for term in at.subheader} and len(at.subheader) < len(TERMS)
     links = {word for text in at.markdown for word in re.findall(r"\(#([^)]+)\)", text.value)}
     assert links <= {term.anchor for term in at.subheader}, "no link to a term that is not shown"
-    assert page("glossary", term="xyzzy").info[0].value == "No term says that."
+    assert page("glossary", term="xyzzy").info[0].value == "No term matches."
 
 
 def test_a_page_explains_its_own_words(page):
-    assert next(text for text in page("kl").markdown if text.proto.help).proto.help.startswith("**policy**: ")
+    assert next(text for text in page("kl").markdown if text.proto.help).proto.help.startswith("**KL**: ")
     assert not [text for text in page("claims").markdown if text.proto.help]

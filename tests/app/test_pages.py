@@ -209,9 +209,41 @@ def test_weights_per_token_are_what_the_papers_write():
         assert weights == pytest.approx(right[name], abs=1e-15), name
 
 
+def test_equal_algorithms_are_named():
+    same, double = [1.0, -1.0], [2.0, -2.0]
+    assert advantages.describe_equal({"a": same, "b": double, "c": same, "d": double}) == "Equal here: a = c; b = d."
+    assert advantages.describe_equal({"a": same, "b": [1.0, -1.0 + 1e-14]}) == "Equal here: a = b."
+    assert advantages.describe_equal({"a": same, "b": double}) == "No two algorithms are equal here."
+
+
+def test_five_algorithms_are_drawn_and_equal_ones_are_named(page):
+    at = page("advantages", preset="long wrong answers")
+    captions = " ".join(line.value for line in at.caption)
+    assert "side by side. Equal here: GRPO = DAPO = GSPO." in captions, "advantages"
+    assert "log-prob. Equal here: Dr. GRPO = RLOO = DAPO; GRPO = GSPO." in captions, "relative weights, none truncated"
+    rows = [{"rollout": 1, "reward": 1.0, "length": 3, **dict.fromkeys(advantages.LOOKS, 0.5)}]
+    (marks, _) = advantages.draw_marks(advantages.melt_rows(rows, "advantage"), "advantage").layers
+    assert len(marks.rows) == len(advantages.LOOKS) == 5 and marks.dodge
+
+
+def test_the_divisors_explain_the_weights(page, table):
+    """A weight is the advantage over the divisor in the table; the factor between RLOO and Dr. GRPO is in the text."""
+    at = page("advantages", preset="half right", longest="512")
+    rows = table(at, "advantage divided by").set_index("algorithm")
+    lengths = [length for _, length, _ in groups.PRESETS["half right"]]
+    divisors = {"Dr. GRPO": 8 * 512, "RLOO": 8 * 512, "DAPO": sum(lengths)}
+    for name, divisor in divisors.items():
+        row = rows.loc[name]
+        assert row["largest advantage"] / row["largest weight of a token"] == pytest.approx(divisor)
+        words = str(divisor) if name == "DAPO" else "8 rollouts × 512"
+        assert row["advantage divided by"].startswith(words)
+    factor = rows.loc["RLOO", "largest weight of a token"] / rows.loc["Dr. GRPO", "largest weight of a token"]
+    assert factor == pytest.approx(8 / 7) and any("8/7 ≈ 1.14 times" in line.value for line in at.markdown)
+
+
 def test_what_was_cut_off_is_no_bias_of_length(page, table):
     at = page("advantages", preset="cut off", relative="false")
-    shown, whole_group = table(at, "Dr. GRPO"), table(at, "longest ÷ shortest").set_index("member")
+    shown, whole_group = table(at, "Dr. GRPO"), table(at, "longest ÷ shortest").set_index("algorithm")
     assert shown["cut off"].tolist() == [cut for *_, cut in groups.PRESETS["cut off"]]
     assert whole_group.loc[["Dr. GRPO", "RLOO", "DAPO"], "longest ÷ shortest"].tolist() == pytest.approx([1, 1, 1])
     assert whole_group.loc["GRPO", "longest ÷ shortest"] == pytest.approx(40 / 128)

@@ -21,7 +21,7 @@ def shown(at):
     return {metric.label: metric.value for metric in at.metric}
 
 
-def folded(at, label="The same as a table"):
+def folded(at, label):
     """Columns of the tables in closed boxes of this name."""
     return [
         set(one.value.columns)
@@ -65,7 +65,8 @@ def test_the_outlier_of_the_first_view_hurts_those_who_share_its_scale(page):
     assert shown(at)["Lost, earlier tokens"] == f"{without:.1%} → {rows[hurt]['lost, earlier tokens']:.1%}"
     assert low_precision.lost(rows["FP8, one per token"], "earlier tokens") == "exactly 0"
     assert not any(row[f"lost, {who}"] != row[f"lost without, {who}"] for row in before for who in low_precision.WHO)
-    assert any("past numbers that change" in columns for columns in folded(at))
+    label = "Errors and lost numbers by scale, at this outlier"
+    assert any("past numbers that change" in columns for columns in folded(at, label))
     assert not [text for text in at.markdown if "causal mask" in text.value and text.value != low_precision.PAGE.look]
 
 
@@ -75,7 +76,7 @@ def test_the_first_view_of_packing_shows_that_even_tokens_are_uneven_work(page, 
     assert ways.loc["by tokens", "tokens, slowest over mean"] < 1.01 < 1.1 < ways.loc["by tokens", "slowest rank"]
     assert ways.loc["by cost", "slowest rank"] < 1.01 and "even in tokens and not in work" in packing.PAGE.look
     assert not [said for said in at.caption if "not even" in said.value], "no caption answers the question"
-    assert any("waiting" in columns for columns in folded(at))
+    assert any("waiting" in columns for columns in folded(at, "Load, bound and waiting by assignment"))
 
 
 def test_the_time_of_a_run_is_the_records(monkeypatch, tmp_path):

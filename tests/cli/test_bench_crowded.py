@@ -1,4 +1,4 @@
-"""`etude bench crowded`: who is timed when, what the record says, and that the old way is the old way. No time is
+"""`etude bench contention`: who is timed when, what the record says, and that the old way is the old way. No time is
 judged here."""
 
 import json
@@ -56,13 +56,13 @@ def test_every_part_is_played_in_every_way_by_turns(tmp_path, monkeypatch):
         assert mine == ["alone", "threads", "crowded", "threads", "crowded", "alone", "crowded", "alone", "threads"]
         assert all(len(seconds) == 3 for seconds in record["parts"][name]["seconds"].values())
     (file,) = tmp_path.glob("crowded-*.json")
-    assert json.loads(file.read_text())["command"] == "etude bench crowded"
+    assert json.loads(file.read_text())["command"] == "etude bench contention"
 
 
 def test_a_folder_without_a_policy_is_one_line(tmp_path, ask):
     with pytest.raises(RunError, match="holds no run with a policy after SFT; make one"):
         bench_crowded.parts_of(tmp_path)
-    code, _, said = ask("bench", "crowded", tmp_path)
+    code, _, said = ask("bench", "contention", tmp_path)
     assert code == 2 and said.count("\n") == 1 and "make small" in said
 
 

@@ -3,15 +3,18 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
+import typer
 
-from etude import catalog, cli, playing
-from etude.given import stored_config
+from etude import catalog, chain, cli, full_settings, meant, playing
+from etude.given import read_toml, stored_config
 from kit.runs import Run
 from kit.settings import fill
 
@@ -46,7 +49,7 @@ BAD = [
     ),
     (
         ["run", "recipe", "--scale", "full", "--nproc", "8"],
-        "--config examples/rehearsal.toml --backend gloo --nproc 2 --checkpoint runs/small/ch",
+        "--backend gloo --nproc 2 --config examples/rehearsal.toml --checkpoint runs/small/ch",
     ),
     (
         ["run", "recipe", "--scale", "full", "--backend", "gloo"],
@@ -115,7 +118,7 @@ BAD = [
     (["plan", "--length", "33"], "length of 2 · cp = 4"),
     (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
     (["plan", "--launches", "int4"], "--launches expects nvfp4-token, mxfp8 or bfloat16, got 'int4'"),
-    (["plan", "--launches", "mxfp8", "--ep", "2"], "--ep has no part in the list of launches"),
+    (["plan", "--launches", "mxfp8", "--ep", "2"], "--ep does not apply to --launches"),
     (["plan", "--ep", "5", "--gpus", "10"], "--ep must divide the network's 128 experts, got 5"),
     (
         ["run", "kl-variance"],
@@ -385,7 +388,7 @@ def test_plan_of_a_small_network(tmp_path, ask):
         assert (
             code == 0
             and error
-            == "warning: rows are 512 tokens long, not 32,768: max_position_embeddings of the network allows no more\n"
+            == "warning: rows have 512 tokens, not 32,768: the network's max_position_embeddings allows no more\n"
         )
         told = " ".join(said.split())  # wide titles are wrapped
         assert "rows of 512 tokens" in told
@@ -427,6 +430,55 @@ def test_units_fit(values, unit, digits, shown):
     from etude import planning
 
     assert planning.cells(values, unit, digits) == shown
+
+
+def test_the_help_shows_commands_in_groups(ask):
+    code, out, _ = ask("--help")
+    titles = [line.split()[1] for line in out.splitlines() if line.startswith("╭")]
+    assert code == 0 and titles == ["Options", "Start", "Train", "Reproduce", "Environments", "Develop"]
+    group = typer.main.get_command(cli.app)
+    names = [name for names in meant.PANELS.values() for name in names]
+    assert group.list_commands(typer.Context(group)) == names and sorted(names) == sorted(group.commands)
+
+
+def test_the_help_of_every_command_begins_with_a_short_line():
+    def walk(command, path):
+        yield path, command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, f"{path} {name}")
+
+    for path, command in walk(typer.main.get_command(cli.app), "etude"):
+        first = (command.help or "").split("\n\n")[0]
+        assert first and (path == "etude" or len(first) <= 70 and "\n" not in first and first.endswith(".")), path
+
+
+@pytest.mark.parametrize("name", ["recipe", "cpt-rl", "async-rl", *full_settings.PRETRAINING, *full_settings.RL])
+def test_without_enough_gpus_the_error_names_the_options_for_one(name, ask, monkeypatch):
+    """And those for CPUs. The options are valid settings that a single rank can train with."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    code, _, error = ask("run", name, "--scale", "full", "--nproc", "8")
+    assert code == 2 and error.count("\n") == 1 and "needs 8 CUDA GPUs" in error and "this machine has 1. " in error
+    one_gpu, cpus = re.findall(rf"On (?:one GPU|CPUs): etude run {name} --scale full (.*?)(?:, after|\. )", error)
+    assert "--backend gloo" in cpus
+    words = shlex.split(one_gpu)
+    values = {
+        option: [value for word, value in zip(words, words[1:]) if word == option]
+        for option in ("--set", "--config", "--nproc")
+    }
+    assert values["--nproc"] == ["1"]
+    toml = {key: value for path in values["--config"] for key, value in read_toml(Path(path)).items()}
+    if name == "recipe":
+        toml.pop("study")
+    config = full_settings.settings(name, "nccl", toml, values["--set"])
+    if name == "async-rl":
+        grouped = full_settings.grouped(toml, values["--set"], 1, "nccl")
+        assert full_settings.settings(name, "nccl", toml, [*values["--set"], *grouped]).grouped
+    elif name in ("recipe", "cpt-rl"):
+        assert all(chain.layout(config, 1, stage)["dp"] == 1 for stage in chain.trained(config))
+        assert config.training.dtype == "float32"
+    else:
+        assert full_settings.layout(config, 1) == {"dp": 1, "cp": 1, "ep": 1} and config.dtype == "float32"
 
 
 def test_the_version(ask):

@@ -136,7 +136,7 @@ def test_without_a_run_the_committed_record_names_its_machine(home, capsys, monk
     (home / "figures" / "toy.json").write_text(json.dumps(record))
     assert (
         said(capsys, technique="figure toy")
-        == "expected: 2.2 h, as it took on 1 core (Abacus), says results/figures/toy.json\n"
+        == "expected: 2.2 h, as it took on 1 core (Abacus), see results/figures/toy.json\n"
     )
     assert (
         said(capsys, technique="figure toy", config=Settings(rate=1.0)) == "" == said(capsys, technique="figure other")

@@ -73,9 +73,9 @@ def test_gathering_keeps_what_other_experiments_said(tmp_path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda p: finished(p, quick=True), "--quick, whose numbers prove nothing"),
+        (lambda p: finished(p, quick=True), "--quick, which gives no verdicts"),
         (lambda p: finished(p, name="alchemy"), "not an experiment of this version"),
-        (lambda p: p, "holds no finished experiment"),
+        (lambda p: p, "contains no finished experiment"),
     ],
 )
 def test_what_is_no_measurement_is_refused_and_nothing_written(tmp_path, make, says):
@@ -161,7 +161,7 @@ def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
     record = json.loads((tmp_path / "x" / "grpo-bias.json").read_text())
     assert record["quick"] and record["command"] == "etude figure grpo-bias --quick --set seed=2"
     code, _, said = ask("claims", tmp_path / "x", "--out", tmp_path / "claims.json")
-    assert code == 2 and "whose numbers prove nothing" in said
+    assert code == 2 and "which gives no verdicts" in said
 
 
 def test_quick_gives_no_verdict(tmp_path, monkeypatch, ask):
@@ -483,7 +483,7 @@ def test_a_run_goes_on_only_under_the_code_that_began_it(tmp_path, monkeypatch, 
     assert (
         status == 2
         and error.count("\n") == 1
-        and "was begun by other code (what sims/words.py measures has changed)" in error
+        and "was started with other code (what sims/words.py measures has changed)" in error
     )
 
 
@@ -574,7 +574,7 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
     new = {"rows": [{"a": 1.0, "step_s": 0.2}], "claims": [claim("crossing", "in other words", "Fig. 4", 1.0, above())]}
     runs = {"HEAD": quick, None: {**new, "rows": [{"a": 1.0 + 1e-15}]}}
     monkeypatch.setattr(fingerprints, "quick_record", lambda name, at, folder: runs[at])
-    with pytest.raises(RunError, match="measures something else since HEAD: row 0, a"):
+    with pytest.raises(RunError, match="gives other results since HEAD: row 0, a"):
         fingerprints.renew("kl-variance")
     assert place.read_text() == path.read_text()
     runs[None] = new
@@ -612,7 +612,7 @@ def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there
         assert path.read_text() == before and commits == ["HEAD", None]
     with pytest.raises(
         RunError,
-        match="nowhere, with which kl-variance is to be compared, is no commit of this checkout; give --at one that is",
+        match="cannot compare kl-variance with nowhere, which is not a commit of this checkout; give --at one that is",
     ):
         fingerprints.renew("kl-variance", "nowhere")
 
@@ -663,7 +663,7 @@ def test_coverage_counts_statements(monkeypatch):
 
 
 def test_the_ledger_from_the_command_line(ask):
-    code, out, _ = ask("claims")
+    code, out, _ = ask("claims", "--all")
     claims = figures.load(RESULTS / "claims.json")
     words = " ".join(out.split())
     assert figures.covered(claims) in words
@@ -691,16 +691,81 @@ def test_claims_of_one_verdict_or_figure_and_their_number(tmp_path, ask):
     out.write_text(json.dumps(claims))
     verdicts = [one["verdict"] for one in claims]
     assert verdicts[0] == verdicts[2] != verdicts[1]
-    code, said, _ = ask("claims", "--out", out)
+    code, said, _ = ask("claims", "--out", out, "--all")
     assert code == 0 and "statements are tested" in said and "3 claims: 2 " in said and said.endswith("0 laws\n")
     code, said, _ = ask("claims", "--out", out, "--verdict", verdicts[1])
     assert code == 0 and "claim two" in said and "claim one" not in said and f"1 claim: 1 {verdicts[1]}\n" in said
     code, said, _ = ask("claims", "--out", out, "--figure", "x", "--verdict", verdicts[0])
     assert "claim one" in said and "claim two" not in said and "claim three" not in said and "statements" not in said
-    bad = {
-        ("--verdict", "good"): "there is no verdict 'good'; there are reproduced, partly",
-        ("--figure", "z"): "no claim is of 'z'",
-    }
-    for (option, value), says in bad.items():
-        code, said, error = ask("claims", "--out", out, option, value)
+    bad = [
+        (["--verdict", "good"], "unknown verdict 'good'; choose from: reproduced, partly"),
+        (["--verdict", "brokn"], "unknown verdict 'brokn'; did you mean broken? Choose from: reproduced, partly"),
+        (["--figure", "z"], "no claims of 'z'; choose from: x, y"),
+        (["--all", "--figure", "x"], "--all shows everything; leave it out, or --figure and --verdict"),
+    ]
+    for words, says in bad:
+        code, said, error = ask("claims", "--out", out, *words)
         assert (code, said) == (2, "") and says in error and error.count("\n") == 1
+
+
+def test_claims_begin_with_counts_and_have_a_line_for_each_experiment(tmp_path, ask):
+    out = tmp_path / "claims.json"
+    rows = [
+        ("one", 1.0, above(), "mtp"),
+        ("two", 2.0, above(3.0), "mtp"),
+        ("law", 2.0, at_most(1.0), "mtp"),
+        ("three", 0.5, above(), "kl-variance"),
+        ("four", 0.5, above(), "cpt-real"),
+    ]
+    claims = [
+        claim(name, f"says {name}", "§1", value, rule, note="a note") | {"experiment": e, "command": ""}
+        for name, value, rule, e in rows
+    ]
+    claims[3] |= {"verdict": "stale", "note": "stale: changed", "unrecorded": True}
+    claims[4]["after_the_fact"] = True
+    out.write_text(json.dumps(claims))
+    code, said, error = ask("claims", "--out", out)
+    lines = said.splitlines()
+    assert (code, error) == (0, "") and "says" not in said
+    assert lines[:3] == [
+        "4 claims: 2 reproduced, 1 contradicted, 1 stale",
+        "1 law: 1 broken",
+        "1 stale; 1 with a rule written after the measurement; 1 without a record of the code",
+    ]
+    assert lines[3] == figures.covered(claims) and lines[4] == ""
+    assert [line.split(maxsplit=2) for line in lines[5:9]] == [
+        ["experiment", "state", "claims and laws"],
+        ["mtp", "broken", "2 claims: 1 reproduced, 1 contradicted; 1 law: 1 broken"],
+        ["kl-variance", "stale", "1 claim: 1 stale"],
+        ["cpt-real", "ok", "1 claim: 1 reproduced"],
+    ]
+    assert "etude claims --figure NAME" in lines[-1]
+    code, _, error = ask("claims", "--out", out, "--figure", "kl-varience")
+    assert code == 2 and error.startswith(
+        "error: no claims of 'kl-varience'; did you mean kl-variance? Choose from: mtp,"
+    )
+    assert ask("claims", "--out", out, "--figure", "kl_variance") == ask(
+        "claims", "--out", out, "--figure", "kl-variance"
+    )
+
+
+def test_in_a_pipe_every_claim_is_a_line(ask, monkeypatch):
+    """Whatever the width of the window: cells are between tabs, and the first one is the claim's name."""
+    for columns in ("20", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, said, _ = ask("claims", "--all")
+        claims = figures.load(RESULTS / "claims.json")
+        first_cells = [line.partition("\t")[0] for line in said.splitlines() if "\t" in line]
+        names = [f"{one['experiment']}/{one['name']}" for one in (*figures.of_sources(claims), *figures.laws(claims))]
+        assert code == 0 and [cell for cell in first_cells if "/" in cell] == names and len(said.splitlines()) < 500
+    assert not any(line.endswith(" ") for line in said.splitlines())
+
+
+def test_an_empty_ledger_has_no_experiments(tmp_path, ask):
+    (tmp_path / "claims.json").write_text("[]")
+    code, said, error = ask("claims", "--out", tmp_path / "claims.json")
+    assert (
+        (code, error) == (0, "")
+        and said.startswith("0 claims\n0 laws\n0 stale; 0 with ")
+        and len(said.splitlines()) == 4
+    )

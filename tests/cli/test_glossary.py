@@ -78,7 +78,7 @@ def test_the_terminal_explains_one_or_all(ask):
     assert (
         code == 0
         and out.startswith("acceptance rate\n  The share of drafts")
-        and "See also: draft, depth. At work in: etude lesson 3." in " ".join(out.split())
+        and "See also: draft, depth. Used in: etude lesson 3." in " ".join(out.split())
     )
     code, out, _ = ask("glossary")
     assert code == 0 and [line for line in out.splitlines() if not line.startswith("  ")] == WORDS
@@ -87,7 +87,8 @@ def test_the_terminal_explains_one_or_all(ask):
     assert (
         code == 2
         and not out
-        and error == "error: the glossary has no 'advantag'; did you mean advantage? etude glossary lists all terms\n"
+        and error
+        == "error: the glossary has no term 'advantag'; did you mean advantage? etude glossary lists all terms\n"
     )
     with pytest.raises(RunError, match="etude glossary lists all"):
         find("")

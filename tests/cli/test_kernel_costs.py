@@ -67,7 +67,8 @@ def test_other_options_are_refused(ask):
     code, _, error = ask("plan", "--kernels", "--gpus", 8)
     assert (
         code == 2
-        and error == "error: --gpus is not for --kernels, whose shapes and GPUs are fixed; leave one of the two out\n"
+        and error
+        == "error: --gpus does not apply to --kernels, whose shapes and GPUs are fixed; leave one of the two out\n"
     )
 
 

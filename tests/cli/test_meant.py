@@ -18,17 +18,17 @@ WRONG = [
     ),
     (["run", "kl-varience"], "did you mean the figure kl-variance, etude figure kl-variance?"),
     (["run", "plya"], "did you mean the command etude play?"),
-    (["run", "play"], "play is a command of its own, etude play, and no technique"),
+    (["run", "play"], "play is a command, etude play, and not a technique"),
     (
         ["run", "runs/small"],
-        "runs/small is a run of recipe; to go on with it: etude run recipe --out runs/small --resume; "
-        "to watch its agent: etude play",
+        "runs/small is a run of recipe; to resume it: etude run recipe --out runs/small --resume; to "
+        "watch its agent: etude play",
     ),
     (
         ["run", "runs/figure/mtp"],
-        "runs/figure/mtp is a run of figure mtp; to go on with it: etude figure mtp --out runs/figure/mtp --resume",
+        "runs/figure/mtp is a run of figure mtp; to resume it: etude figure mtp --out runs/figure/mtp --resume",
     ),
-    (["run", "runs/large"], "to go on with it: etude run recipe --scale full --out runs/large --resume"),
+    (["run", "runs/large"], "to resume it: etude run recipe --scale full --out runs/large --resume"),
     (["run", "runs/large"], "--resume, with its --backend and --nproc"),
     (["run", "runs/text"], "runs/text is a run of etude data"),
     (["run", "runs/base"], "runs/base is a run of etude eval base"),
@@ -43,7 +43,7 @@ WRONG = [
     (["play", "dr_grpo"], f"dr_grpo is a technique: etude run dr-grpo; {PLAYS}"),
     (["play", "mtp"], f"mtp is a technique and a figure: etude run mtp, etude figure mtp; {PLAYS}"),
     (["play", "small"], "small does not exist; did you mean runs/small?"),
-    (["play", "runs/kl"], f"runs/kl is a run of kl, and holds no agent; {PLAYS}"),
+    (["play", "runs/kl"], f"runs/kl is a run of kl, and contains no agent; {PLAYS}"),
     (["eval", "quant"], "quant is a technique: etude run quant; etude eval agent takes the folder of a run"),
     (["results", "recipe"], "recipe is a technique: etude run recipe; etude results takes the folder of a run"),
     (["results", "runs/small", "--control", "small"], "small does not exist; did you mean runs/small?"),

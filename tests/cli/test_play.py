@@ -128,12 +128,12 @@ def test_a_difference_makes_the_same_bits_and_only_from_its_base(tmp_path, agent
     with pytest.raises(RunError, match="is the difference from another checkpoint than the one above it"):
         network(tmp_path / "agent" / "other", layers)
     (tmp_path / "agent" / "other" / DELTA).write_bytes(b"no delta")
-    with pytest.raises(RunError, match="holds no difference from the checkpoint above it"):
+    with pytest.raises(RunError, match="contains no difference from the checkpoint above it"):
         network(tmp_path / "agent" / "other", layers)
-    with pytest.raises(RunError, match="draft layers of another shape"):
+    with pytest.raises(RunError, match="do not have the shape of its run's settings"):
         drafts(FOLDER, replace(layers, depth=1))
     shutil.rmtree(tmp_path / "agent" / "mtp")
-    with pytest.raises(RunError, match="weights, and what is stored beside it"):
+    with pytest.raises(RunError, match="weights, but the difference stored in"):
         store(tmp_path / "agent" / "third", model, mtp, layers, {})
 
 
@@ -170,7 +170,7 @@ def test_the_agent_of_a_run_is_written_and_measured(tiny_run, tmp_path):
             both = [part.parameters() for part in (made(stored, layers), wanted) if part is not None]
             assert len(both) == 2 and all(torch.equal(a, b.bfloat16().float()) for a, b in zip(*both, strict=True))
     assert play.agent_in(path.parent).recipe == play.agent_in(tiny_run / "checkpoints" / "final").recipe
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="already exists"):
         example_agent.write(tiny_run, path.parent)
     with pytest.raises(RunError, match="is not a run of the recipe"):
         example_agent.write(tmp_path, tmp_path / "other")
@@ -360,12 +360,12 @@ BAD = [
     (["mute"], "mute has no tokenizer.json"),
     (["foreign"], "has no tokens <|env|> and <|agent|>"),
     (["broken"], "broken/model.safetensors"),
-    (["lost/checkpoints/final"], "lost/config.json holds no settings of a run"),
-    (["--greedy", "--temperature", "1"], "--greedy is temperature 0"),
+    (["lost/checkpoints/final"], "lost/config.json contains no settings of a run"),
+    (["--greedy", "--temperature", "1"], "--greedy means --temperature 0"),
     (["--temperature", "-1"], "--temperature must be finite and not negative, got -1.0"),
     (["--temperature", "nan"], "got 'nan'"),
-    (["--me", "--greedy"], "with --me you play"),
-    (["--new", "--task", "3"], "leave one out"),
+    (["--me", "--greedy"], "--me does not sample an agent"),
+    (["--new", "--task", "3"], "leave one of them out"),
     (["--task", "-1"], "--task"),
 ]
 

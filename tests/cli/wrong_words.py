@@ -293,7 +293,7 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["tasks", "hints", "list.json"], [("--source", NAMES), ("--loss", read)]),
         (["bench"], [("", NAMES)]),
         (["bench", "data", "--archives", "folder"], [("--tokenizer", read)]),
-        (["bench", "crowded"], [("", (*runs, *read))]),
+        (["bench", "contention"], [("", (*runs, *read))]),
         (["bench", "engine"], [("", (*runs, *read))]),
         (
             ["bench", "step", "--model", "tiny"],

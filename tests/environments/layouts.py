@@ -96,7 +96,7 @@ LIES = "for number in range(99):\n    open(f'/tmp/said-{number}', 'w').write('3'
 FEW = f"from pk import {NAMES}\n\n\ndef test_a():\n    assert {CASES[0]}\n"
 TRIVIAL = "".join(f"def test_{name}():\n    assert True\n\n\n" for name in "abc")
 FAILING = "".join(f"def {name}(*_):\n    pass\n\n\n" for name in NAMES.split(", "))
-NOTHING = "no function or class of its source can be taken out"
+NOTHING = "no function or class of its source can be deleted"
 NEVER = "test_pk.py cannot be collected"
 SMOKE = "from pk import core\n\n\ndef test_there():\n    assert core\n"
 SUFFIX_TESTS = {"pk/core_test.py": tests("pk.core"), "pk/test_smoke.py": SMOKE}
@@ -188,7 +188,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "data-beside": Layout(
         {PK: CODE, "tests/two.txt": "2", TEST: tests("pk", DATA)},
-        "12 of its tests pass, but 12 of them not in the grader", passing=0,
+        "12 of its tests pass, but 12 of them fail in the grader", passing=0,
     ),
     "network": Layout({PK: CODE, "tests/test_net.py": NETWORK, TEST: PLAIN}),
     "only-network": Layout({PK: CODE, "tests/test_net.py": NETWORK}, "no test passes"),

@@ -258,5 +258,5 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
 
 
 def test_another_format_is_refused(tmp_path):
-    with pytest.raises(RunError, match="there is harbor"):
+    with pytest.raises(RunError, match="--format expects harbor"):
         export_all([], tmp_path, "parquet", 1, 60.0)

@@ -115,7 +115,7 @@ def test_a_hostile_package_and_a_dependency_from_the_index(root, ask, shared_sto
     }
     assert sorted(path.name for path in app.iterdir()) == sorted({path.partition("/")[0] for path in files})
     code, _, wrong = ask("tasks", "install", app, *index, "--out", out)
-    assert code == 2 and wrong.count("\n") == 1 and "is there already; --again" in wrong
+    assert code == 2 and wrong.count("\n") == 1 and "already exists; --again" in wrong
 
 
 def test_a_dependency_that_is_nowhere(ask, tmp_path):
@@ -187,7 +187,7 @@ def test_a_model_proposes_and_installs(root, ask, tmp_path):
     code, said, wrong = ask("tasks", "install", app, "--replay", out)
     assert (
         code == 0
-        and "all 4 steps work, and leave the same tree as then" in said
+        and "all 4 steps work; the result is the recorded tree" in said
         and json.loads(out.read_text())["steps"] == kept
     ), wrong
     laid_out(app, {"app.py": "raise SystemExit('broken')"})
@@ -195,7 +195,7 @@ def test_a_model_proposes_and_installs(root, ask, tmp_path):
     assert (
         code == 2
         and wrong.count("\n") == 1
-        and "what worked once does not: `python3 -c 'import app, made.mod'`: broken" in wrong
+        and "a recorded step fails now: `python3 -c 'import app, made.mod'`: broken" in wrong
     )
     with pytest.raises(RunError, match="the model proposes no steps: steps must be a list"):
         install(

@@ -152,9 +152,9 @@ def test_the_command(ask, tmp_path):
     (tmp_path / "y.json").write_text(json.dumps({**bare, "tasks": [{"id": "a"}]}))
     for words, says in (
         ((FOLDER, "--number", 9999), "levels must be 1 to 482"),
-        ((FOLDER, "--level", 6), "there are levels 0 to 5; got 6"),
-        ((tmp_path / "x.json",), "is no recipe of tasks"),
-        ((tmp_path / "y.json",), "is no recipe of tasks that tells how hard they are"),
+        ((FOLDER, "--level", 6), "--level expects a level from 0 to 5, got 6"),
+        ((tmp_path / "x.json",), "is not a recipe of tasks"),
+        ((tmp_path / "y.json",), "is not a recipe with the difficulty of its tasks"),
     ):
         code, _, wrong = ask("tasks", "levels", *words)
         assert code == 2 and says in wrong and wrong.count("\n") == 1, (words, wrong)

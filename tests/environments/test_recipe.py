@@ -138,12 +138,12 @@ def test_make_and_check(words, ask, tmp_path, made_once):
         and recipe["package"]["left out"] == ["tests/test_other.py"]
     )
     code, said, _ = ask("tasks", "make", words, "--out", out)
-    assert code == 0 and "is there already; --again makes it anew" in said
+    assert code == 0 and "already exists; --again overwrites it" in said
     log, number = out / "words-1.0.checks.jsonl", len(recipe["tasks"])
     code, said, _ = ask("tasks", "check", out, "--fresh", "--jobs", 1)
     assert (
         code == 0
-        and f"{path}: {number} tasks, made again and graded: gold paid in full, nothing done paid nothing; "
+        and f"{path}: {number} tasks, made again and graded: the original code gets reward 1, no change 0; "
         f"{number} have fresh"
         in said
     )
@@ -180,7 +180,7 @@ def test_bad_input_is_one_line(words, ask, tmp_path, monkeypatch):
     assert "words 1.0: " in wrong and "nothing can be made of it" in wrong and not (tmp_path / "tasks").exists()
     (tmp_path / "x.json").write_text("{}")
     for path, says in (
-        (tmp_path / "x.json", "is no recipe of tasks"),
+        (tmp_path / "x.json", "is not a recipe of tasks"),
         (tmp_path / "missing", "does not exist; `etude tasks make PACKAGE`"),
     ):
         code, _, wrong = ask("tasks", "check", path)

@@ -91,8 +91,8 @@ def test_a_folder_is_graded(recipe, ask, tmp_path):
     ("made", "why"),
     [
         (None, "does not exist"),
-        ({}, "is empty; expected the files that an agent left"),
-        ({"notes.txt": "x"}, "holds none of the files that .* may change: words/nouns.py"),
+        ({}, "is empty; expected the files of a solution"),
+        ({"notes.txt": "x"}, "contains none of the files that .* may change: words/nouns.py"),
     ],
 )
 def test_a_folder_that_cannot_be_graded_is_said_in_one_line(made, why, recipe, ask, tmp_path):
@@ -110,7 +110,7 @@ def test_grade_names_a_task_that_there_is_not_and_a_file_that_is_no_folder(recip
     (tmp_path / "a.py").write_text("x = 1\n")
     for task, folder, why in (
         ("nothing-1.0", tmp_path, "has a task nothing-1.0"),
-        (recipe[1], tmp_path / "a.py", "is no folder"),
+        (recipe[1], tmp_path / "a.py", "is not a folder"),
     ):
         code, said, wrong = ask("tasks", "grade", task, folder, "--recipes", recipe[0])
         assert code != 0 and wrong.count("\n") == 1 and why in wrong, (said, wrong)
@@ -124,11 +124,11 @@ def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
     for who, reward in (("oracle", 1.0), ("fool", 0.0)):
         code, said, wrong = ask("tasks", "try", name, "--model", who, "--recipes", path, "--out", tmp_path / who)
         assert code == 0, said + wrong
-        assert ("its tasks are made once more; they are kept then" in said) == (who == "oracle")
+        assert ("making its tasks again, once; they are stored for later" in said) == (who == "oracle")
         found = lines(tmp_path / who / f"{name}.jsonl")
         assert found[-1]["kind"] == "grade" and found[-1]["reward"] == reward and found[-1]["flags"] == []
         assert ("agreed" in found[-1]) == (who == "oracle") and (
-            "48 of 48 fresh inputs are answered as the original does" in said
+            "48 of 48 fresh inputs give the result of the original" in said
         ) == (who == "oracle")
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
     (package, *_), again = made_once
@@ -167,14 +167,14 @@ def test_a_model_over_http_that_is_interrupted_and_goes_on(recipe, ask, tmp_path
     how = "tasks", "try", name, "--recipes", path, "--out", out, "--prompt", "terse", "--name", "small", "--seed", 5
     with serving(lambda number, body: said_by[number] if number < 2 else (403, "no more")) as (address, asked):
         code, _, wrong = ask(*how, "--model", address)
-        assert code == 2 and "answers 403: no more; --resume goes on from turn 2" in wrong and wrong.count("\n") == 1
+        assert code == 2 and "answers 403: no more; --resume continues from turn 2" in wrong and wrong.count("\n") == 1
     assert (
         asked[0][0]["seed"] == 5
         and asked[0][0]["model"] == "small"
         and len(asked[0][0]["messages"][1]["content"]) <= 390
     )
     code, _, wrong = ask(*how, "--model", address)
-    assert code == 2 and "is there already; --resume goes on with it" in wrong
+    assert code == 2 and "already exists; --resume continues it" in wrong
     with serving(lambda number, body: CUT if number == 0 else said_by[number + 1]) as (address, asked):
         code, said, wrong = ask(*how, "--model", address, "--resume")
     assert code == 0 and "asked again in 1 s" in wrong and "reward 1.00" in said
@@ -212,7 +212,7 @@ def test_an_interrupted_episode_says_how_to_go_on(recipe, ask, tmp_path, monkeyp
         "--model",
         "http://127.0.0.1:1/v1",
     )
-    assert code == 130 and wrong == "interrupted; --resume goes on from turn 0\n"
+    assert code == 130 and wrong == "interrupted; --resume continues from turn 0\n"
     assert [line["kind"] for line in lines(tmp_path / "out" / f"{name}.jsonl")] == ["begin"]
 
 
@@ -226,20 +226,17 @@ def test_one_line_for_what_cannot_be_tried(recipe, ask, tmp_path):
         ),
         (
             ("tasks", "try", "words", "--model", "oracle", "--recipes", path),
-            "tasks begin with words; name one: words-1.0-",
+            "tasks begin with words; choose one: words-1.0-",
         ),
-        (
-            ("tasks", "try", name, "--model", "gpt", "--name", "x", "--recipes", path),
-            "oracle and fool play without a model",
-        ),
+        (("tasks", "try", name, "--model", "gpt", "--name", "x", "--recipes", path), "oracle and fool need no model"),
         (
             ("tasks", "try", name, "--model", "http://127.0.0.1:1/v1", "--recipes", path),
-            "has a name there: --name NAME",
+            "needs its name there: --name NAME",
         ),
         (("tasks", "try", name, "--model", "oracle", "--recipes", tmp_path / "nowhere"), "nowhere"),
         (
             ("tasks", "try", name, "--model", "oracle", "--recipes", path, "--corpus", tmp_path / "none"),
-            "holds no pages",
+            "contains no pages",
         ),
         (("show", tmp_path / "nowhere"), "is no transcript: `etude tasks try` writes them"),
         (("show", tmp_path / "t"), "is no transcript"),
@@ -310,7 +307,7 @@ def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
         time.sleep(0.05)
     assert found[-1]["reward"] == 1.0 and found[-1]["flags"] == [] and found[0]["who"] == "an MCP client"
     code, said, wrong = ask("tasks", "serve", *how)
-    assert code == 2 and said == "" and "is there already; --resume goes on with it" in wrong
+    assert code == 2 and said == "" and "already exists; --resume continues it" in wrong
     assert ask("tasks", "serve", *how, "--resume")[0] == 0 and lines(tmp_path / f"{name}.jsonl") == found, (
         "nobody is there, and all is done"
     )

@@ -434,11 +434,11 @@ def test_code_is_shown(ask, shared):
         (["weight_sync", "--show", "hlo"], "--show expects ptx, sass for sm_90, got 'hlo'"),
         (["weight_sync", "--show", "ptx", "--target", "gfx950"], "--show expects amdgcn for gfx950, got 'ptx'"),
         (["--show", "ptx"], "--show needs the NAME of a kernel or of a use; `etude kernels` lists them"),
-        (["weight_sync", "--out", "x"], "--out takes the complete table: leave out NAME and --target"),
-        (["nothing"], "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel"),
+        (["weight_sync", "--out", "x"], "--out writes the complete table only; leave out NAME and --target"),
+        (["nothing"], "no kernel or use contains 'nothing'; the kernels are block_scaled.scaled_matmul_kernel"),
         (
             ["nothing", "--show", "sass"],
-            "no kernel or use is called 'nothing'; there are: block_scaled.scaled_matmul_kernel",
+            "no kernel or use contains 'nothing'; the kernels are block_scaled.scaled_matmul_kernel",
         ),
     ],
 )
@@ -449,7 +449,7 @@ def test_bad_words(ask, shared, words, message):
 
 def test_a_dead_compiler_is_one_line(monkeypatch):
     monkeypatch.setattr(kernels.sys, "executable", "/bin/false")
-    with pytest.raises(RunError, match="the process that compiles kernels died: it said nothing"):
+    with pytest.raises(RunError, match="the process that compiles kernels died: no message"):
         kernels.compile_all()
 
 

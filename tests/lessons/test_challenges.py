@@ -226,7 +226,7 @@ def test_the_command_lists_shows_and_scores(ask, tmp_path, monkeypatch):
     assert start.read_text() == BY_STEM["05_kl"].start.read_text()
     start.write_text("# mine\n" + GOOD)
     code, out, _ = ask("challenge", 5)
-    assert code == 0 and "stays as it is" in out and start.read_text().startswith("# mine")
+    assert code == 0 and "already exists and is kept" in out and start.read_text().startswith("# mine")
     code, out, error = ask("challenge", 5, "--score", "--seed", 0)
     said = (
         "3.555 error over the better of k1 and k3; at most 0.8 passes: not passed, place 5 of 5 on the board (seed 0)"
@@ -256,7 +256,7 @@ def test_a_score_as_json(ask, tmp_path, monkeypatch):
             "NUMBER must be the number of a challenge or the name of a technique; got 'nothing'; etude "
             "challenge lists them",
         ),
-        (["challenge", 5, ".", "--score"], ". is no file; name the file of your solution"),
+        (["challenge", 5, ".", "--score"], ". is not a file; name the file of your solution"),
         (
             ["challenge", 5, "--score"],
             "runs/challenges/05_kl.py does not exist; etude challenge 5 writes a file to start from",
@@ -281,7 +281,7 @@ def test_bad_input_gets_a_line(words, says, ask, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("blocks", "says"),
-    [("runs", "cannot be made"), ("dir", "is no file; move it away"), ("link", "a link that leads nowhere")],
+    [("runs", "cannot be created"), ("dir", "is not a file; move it away"), ("link", "is a broken link")],
 )
 def test_what_stands_in_the_way_is_said_first(blocks, says, ask, tmp_path, monkeypatch):
     """Before anything is printed, and nothing is replaced."""

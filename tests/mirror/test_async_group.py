@@ -210,7 +210,10 @@ def test_the_command(tiny_run, tmp_path, ask):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--scale", "full"], "async-rl at full scale needs 1 CUDA GPUs (ep=1, cp=1); this machine has 0"),
+        (
+            ["--scale", "full"],
+            "async-rl at full scale needs 1 CUDA GPU (ep=1, cp=1); this machine has 0. On CPUs: etude run async-rl",
+        ),
         (
             ["--scale", "full", "--backend", "gloo", "--nproc", "3", "--set", "cluster.cp=2"],
             "cluster: cp=2 must divide the number of trainers, 3",

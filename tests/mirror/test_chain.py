@@ -176,7 +176,7 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
     code, _, error = ask(*given)
     assert code == 2 and "a full run starts from a checkpoint: --checkpoint FOLDER" in error and error.count("\n") == 1
     code, _, error = ask("run", "recipe", "--checkpoint", start, "--out", out)
-    assert code == 2 and "--checkpoint is where a full run starts" in error
+    assert code == 2 and "--checkpoint is for full runs" in error
     for more in ([], ["--resume"]):
         code, _, error = ask(*words(start.parent, start, *more))
         assert code == 2 and "is not empty and holds no run; choose another --out" in error
@@ -189,8 +189,5 @@ def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
 
     monkeypatch.setattr(playing, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
-    assert (
-        code == 0
-        and "rehearsal.toml: a small run leaves out cluster and study, which other runs of this file have" in said
-    )
+    assert code == 0 and "rehearsal.toml: a small run ignores cluster and study, for other runs with this file" in said
     assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]

@@ -154,7 +154,7 @@ def test_from_the_command_line(tiny_run, tmp_path, ask):
     for words, why in (
         (["--checkpoint", start], "--checkpoint needs --recipe"),
         (["--recipe", recipe, "--rows", 2], "--rows is for one step"),
-        (["--recipe", recipe, "--model", "tiny", "--checkpoint", start], "leave one out"),
+        (["--recipe", recipe, "--model", "tiny", "--checkpoint", start], "leave one of them out"),
         (["--recipe", tmp_path / "none.toml"], "none.toml"),
         (["--recipe", recipe, "--hardware", "abacus"], "unknown hardware 'abacus'"),
         (["--recipe", recipe, "--checkpoint", tmp_path / "nowhere"], "nowhere"),

@@ -198,12 +198,12 @@ def test_from_the_command_line(tmp_path, ask):
 @pytest.mark.parametrize(
     "words, why",
     [
-        (["--kernels"], "--rl is not for --kernels"),
-        (["--launches", "mxfp8"], "--rl has no part in the list of launches"),
-        (["--rows", 2], "--rows is not for --rl, which splits GPUs between sampler and trainer"),
-        (["--recipe", "examples/rehearsal.toml"], "--recipe is not for --rl"),
-        (["--gpus", 2], "2 GPUs cannot be split: the trainer takes --cp 2 at least, and an engine 1"),
-        (["--gpus", 4], "no split of 4 GPUs fits: the trainer's ranks would hold"),
+        (["--kernels"], "--rl does not apply to --kernels"),
+        (["--launches", "mxfp8"], "--rl does not apply to --launches"),
+        (["--rows", 2], "--rows does not apply to --rl, which splits GPUs between sampler and trainer"),
+        (["--recipe", "examples/rehearsal.toml"], "--recipe does not apply to --rl"),
+        (["--gpus", 2], "2 GPUs cannot be split: the trainer needs at least --cp 2, and an engine 1"),
+        (["--gpus", 4], "no split of 4 GPUs fits: the trainer's ranks would need"),
         (["--set", "tool_s=-1"], "tool_s must be at least 0, got -1"),
         (["--set", "staleness=[]"], "staleness must hold one bound or more"),
         (["--set", "turns=100"], "rollouts of up to 247,800 tokens do not fit rows of 32,768"),
@@ -219,4 +219,4 @@ def test_what_does_not_fit_together_is_one_line(ask, words, why):
 
 def test_settings_without_the_split_are_refused(ask):
     code, _, error = ask("plan", "--set", "tool_s=1")
-    assert code == 2 and error.count("\n") == 1 and "--set is for --rl" in error
+    assert code == 2 and error.count("\n") == 1 and "--set applies to --rl only" in error
