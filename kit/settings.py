@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -45,6 +46,9 @@ def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] 
     """An instance of the (nested) dataclass `cls` from a TOML table, overridden by `key.sub=value` strings. An item of
     `sets` may also be a pair (key, value), whose value is not parsed: a path may be called none. Defaults are those of
     `base`, or else of the class.
+
+    A field with the metadata {"renamed_from": OLD} is also read from the key OLD, with a line on stderr that names the
+    new one.
 
     Raises RunError for an unknown key (with close matches), for a value of the wrong type or outside a Literal, for a
     number that float32 cannot hold, and for a ValueError from the dataclass's `__post_init__`.
@@ -155,9 +159,21 @@ def _type_name(kind: Any) -> str:
     return names.get(kind) or getattr(kind, "__name__", str(kind))
 
 
+@functools.cache  # once for each process
+def _announce_new_name(old_name: str, name: str) -> None:
+    print(f"the setting {old_name} is now called {name}", file=sys.stderr)
+
+
 def _build(cls: type[T], tree: dict, prefix: str, base: Any, known_keys: list[str]) -> T:
     hints, values = typing.get_type_hints(cls), {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, field in fields.items():
+        old_name = field.metadata.get("renamed_from")
+        if old_name is not None and old_name in tree and old_name not in fields:
+            if name in tree:
+                raise RunError(f"{prefix}{old_name} is now called {prefix}{name}; leave out {prefix}{old_name}")
+            _announce_new_name(prefix + old_name, prefix + name)
+            tree = {name if key == old_name else key: value for key, value in tree.items()}
     for name in tree:
         if name not in fields:
             key = prefix + name

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from etude.async_rl import Async
-from etude.chain import Whole
+from etude.chain import FullRecipe
+from kit import settings
 from kit.disk import parse_toml
 from kit.settings import RunError, describe, fill, parse_number
 from ref.network import Config, RopeScaling
@@ -178,7 +179,7 @@ def test_what_is_wrong_is_said_in_one_line(toml, sets, says):
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("cls", [Whole, Rl, Full, Async], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [FullRecipe, Rl, Full, Async], ids=lambda cls: cls.__name__)
 def test_no_price_weight_or_other_number_is_larger_than_float32_holds(cls):
     """It would be infinite in any tensor of float32; 1e300 was once taken for the weight of hints."""
     keys = [key for key, kind, *_ in describe(cls) if kind in ("a number", "a number or none")]
@@ -250,3 +251,31 @@ def test_a_number_whose_default_is_zero_is_not_negative_and_true_is_no_number():
         fill(Plain, None, ["share=-0.5"])
     with pytest.raises(RunError, match="stages expects 1 or 2, got 'True'"):
         fill(Plain, {"stages": True})
+
+
+@dataclass(frozen=True)
+class Slices:
+    max_share: float = field(default=0.5, metadata={"renamed_from": "most"})
+    """Greatest share."""
+
+
+@dataclass(frozen=True)
+class Deleting:
+    slices: Slices = field(default_factory=Slices)
+
+
+@given(st.floats(0, 1, width=32), st.booleans())
+def test_an_old_name_of_a_setting_is_read(value, by_toml):
+    toml, sets = ({"slices": {"most": value}}, []) if by_toml else (None, [f"slices.most={value}"])
+    assert fill(Deleting, toml, sets) == fill(Deleting, {"slices": {"max_share": value}}) == Deleting(Slices(value))
+
+
+def test_one_line_names_the_new_name(capsys):
+    settings._announce_new_name.cache_clear()
+    for _ in range(2):
+        fill(Deleting, {"slices": {"most": 0.25}})
+    assert capsys.readouterr().err == "the setting slices.most is now called slices.max_share\n"
+    with pytest.raises(RunError, match="slices.most is now called slices.max_share; leave out slices.most"):
+        fill(Deleting, {"slices": {"most": 0.25, "max_share": 0.5}})
+    with pytest.raises(RunError, match="unknown key 'slices.mots'"):
+        fill(Deleting, {"slices": {"mots": 0.25}})
