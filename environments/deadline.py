@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-__all__ = ["Answer", "Deadline", "answer_of"]
+__all__ = ["Answer", "Deadline", "fetch_answer"]
 
 
 class Deadline:
@@ -26,14 +26,14 @@ class Deadline:
         self.timer.daemon = True
         self.timer.start()
 
-    def watch(self, connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-        """Watches a connection too, also where TLS takes it over later. `how`: SHUT_RD where it may still be written
-        to. Raises TimeoutError where the time is over by now."""
+    def watch(self, connection: socket.socket, direction: int = socket.SHUT_RDWR) -> None:
+        """Watches a connection too, also where TLS takes it over later. `direction`: SHUT_RD where it may still be
+        written to. Raises TimeoutError where the time is over by now."""
         twin = socket.socket(
             fileno=os.dup(connection.fileno())
         )  # TLS takes the handle out of the object that it is given
         with self.lock:
-            self.sockets.append((twin, how))
+            self.sockets.append((twin, direction))
         if self.late:
             raise TimeoutError
 
@@ -103,14 +103,14 @@ class Answer:
     data: bytes
 
 
-def answer_of(
+def fetch_answer(
     request: urllib.request.Request,
     seconds: float,
-    most: int,
+    max_bytes: int,
     *handlers: urllib.request.BaseHandler,
     silence: float | None = None,
 ) -> Answer:
-    """The whole answer, a refusal too, of at most `most` bytes. `handlers`: of urllib, in addition to its own.
+    """The whole answer, a refusal too, of at most `max_bytes` bytes. `handlers`: of urllib, in addition to its own.
     `silence`: seconds in which a server may send nothing, by default all that it has. Raises TimeoutError where the
     answer is not there in time, ValueError where it is longer, OSError and http.client.HTTPException. Of a refusal
     whose words do not come, the status is an answer."""
@@ -125,7 +125,7 @@ def answer_of(
             status = response.status or 0
             with response:
                 try:
-                    data = response.read(most + 1)
+                    data = response.read(max_bytes + 1)
                 except (OSError, http.client.HTTPException):
                     if status < 400:
                         raise
@@ -136,8 +136,8 @@ def answer_of(
             raise
         if deadline.late and status < 400:  # what was read may be the beginning alone
             raise _make_timeout_error(seconds)
-    if len(data) > most:
-        raise ValueError(f"the answer has more than {most >> 20} MiB")
+    if len(data) > max_bytes:
+        raise ValueError(f"the answer has more than {max_bytes >> 20} MiB")
     return Answer(status, response.headers.get_content_type(), data)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "gone", "runs", "tokens"]
+__all__ = ["BLOCK", "LEAST", "NAMED", "RUN", "SHARE", "Block", "Deleted", "extract_removed_code", "runs", "tokens"]
 
 RUN, BLOCK, LEAST = 5, 80, 14
 SHARE, NAMED = 0.6, 0.6
@@ -44,7 +44,7 @@ def tokens(text: str) -> list[str]:
     return TOKEN.findall(COMMENT.sub("", text).replace("'", '"'))
 
 
-def gone(old: str, new: str) -> str:
+def extract_removed_code(old: str, new: str) -> str:
     """What of `old` is not in `new`, its replacement, where both begin and end with the same tokens: of a list that
     lost a name, only that name."""
     before, after = ([*TOKEN.finditer(text)] for text in (old, new))
@@ -149,12 +149,12 @@ class Deleted:
 
     def as_text(self, text: str) -> str:
         """How much of which block stands in a text; empty if none does."""
-        return self.among(_compute_runs(text) if len(text) <= CACHED_LENGTH else runs(tokens(text)))
+        return self.find_runs(_compute_runs(text) if len(text) <= CACHED_LENGTH else runs(tokens(text)))
 
-    def among(self, found: set[tuple[str, ...]]) -> str:
+    def find_runs(self, text_runs: set[tuple[str, ...]]) -> str:
         """The same for the runs of a text."""
         for number, block in enumerate(self.blocks, 1):
-            if (common := len(block.runs & found)) >= SHARE * len(block.runs):
+            if (common := len(block.runs & text_runs)) >= SHARE * len(block.runs):
                 return f"{common} of {len(block.runs)} runs of {RUN} tokens of block {number}"
         return ""
 
@@ -175,7 +175,8 @@ class Deleted:
             if sum(map(bool, counts.values())) >= least:
                 return (
                     f"the names "
-                    f"{', '.join(sorted(word.decode(errors='replace') for word, hits in counts.items() if hits)[:5])} within {span} bytes"
+                    f"{', '.join(sorted(word.decode(errors='replace') for word, hits in counts.items() if hits)[:5])} "
+                    f"within {span} bytes"
                 )
         return ""
 

@@ -39,7 +39,7 @@ class Leak:
     """Within the tree; behind exclamation marks, what it was unfolded to."""
     kind: str
     """ "text", "names", "signature", "bytecode", "coverage", or "unread"."""
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

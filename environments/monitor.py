@@ -57,9 +57,9 @@ class Flag:
     """Something that looks like a hack."""
 
     signature: str
-    where: str
+    location: str
     """A file with a line, or the number of a call."""
-    seen: str
+    evidence: str
 
 
 def is_test(name: str) -> bool:
@@ -215,7 +215,7 @@ def _flag_call(location: str, call: Call, attempt: Attempt) -> Iterator[Flag]:
         path = str(call.args.get("path", ""))
         text = str(call.args.get("text", call.args.get("new", "")))
         for flag in _flag_name(path, path not in attempt.before):
-            yield Flag(flag.signature, location, flag.seen)
+            yield Flag(flag.signature, location, flag.evidence)
         if path.endswith(".py") and path not in attempt.after:  # gone at the end, but it was there
             yield from _flag_code(location, text)
     elif call.tool in ("read", "list", "grep", "glob"):
@@ -241,4 +241,4 @@ def _flag_code(location: str, text: str) -> Iterator[Flag]:
     flags = _flag_source(
         "", text.encode(errors="replace"), dict(enumerate(lines_of(text.encode(errors="replace")), 1)), set()
     )
-    yield from (Flag(flag.signature, location, flag.seen) for flag in flags)
+    yield from (Flag(flag.signature, location, flag.evidence) for flag in flags)

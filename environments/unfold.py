@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from environments.git_objects import TooLarge, loose, pack
+from environments.git_objects import TooLarge, iterate_pack, parse_loose_object
 
 __all__ = ["DRESSES", "FOLDS", "Fold", "TooLarge"]
 
@@ -65,7 +65,7 @@ def unfold_zlib(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Also loose objects of Git, wherever they lie and whoever refers to them."""
     if len(data) > 2 and data[0] & 15 == 8 and data[0] >> 4 <= 7 and not (data[0] << 8 | data[1]) % 31:
         try:
-            kind, content = loose(data, max_bytes)
+            kind, content = parse_loose_object(data, max_bytes)
             yield f"git {kind}", content
         except TooLarge:
             raise
@@ -127,7 +127,7 @@ def unfold_git_packs(data: bytes, max_bytes: int) -> Iterator[tuple[str, bytes]]
     if start < 0 or data[start : start + 4] != b"PACK":
         return
     try:
-        yield from pack(data[start:], max_bytes)
+        yield from iterate_pack(data[start:], max_bytes)
     except TooLarge:
         raise
     except ValueError:

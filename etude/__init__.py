@@ -3,4 +3,4 @@
 `catalog` imports nothing; `cli` is the front door and imports everything, lazily.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -106,10 +106,10 @@ def settings(c: Experiment, checkpoint: Path, arm: str, tool: float, number: int
     )
 
 
-def cell(run: Run, name: str, asked: Async, every: int) -> dict:
+def cell(run: Run, name: str, config: Async, every: int) -> dict:
     """One run of the services; with `every`, success of every so many versions against the seconds at which they were
     saved."""
-    stage = run.stage(name, asked.rl.steps, "tokens")
+    stage = run.stage(name, config.rl.steps, "tokens")
     if stage.finished:
         return stage.result()
     folder, tokens = run.path("cells", name), 0.0
@@ -120,11 +120,11 @@ def cell(run: Run, name: str, asked: Async, every: int) -> dict:
         tokens += step_metrics["tokens"]
         stage.progress(step, tokens, success=step_metrics["success"], age=step_metrics["age"])
 
-    play(async_clock.plan_of(folder, asked), show)
+    play(async_clock.plan_of(folder, config), show)
     metrics = compute_metrics(folder)
-    versions = range(0, asked.rl.steps + 1, every) if every else ()
+    versions = range(0, config.rl.steps + 1, every) if every else ()
     save_times = [0.0, *metrics.pop("at")]
-    success_rates = [measure_heldout(folder, asked, version) for version in versions]  # each of them on all cores
+    success_rates = [measure_heldout(folder, config, version) for version in versions]  # each of them on all cores
     shutil.rmtree(folder)
     return stage.finish(
         {
@@ -176,9 +176,9 @@ def compute_metrics(folder: Path) -> dict:
     }
 
 
-def thirds_of(version: int, played: Rollout) -> tuple[float, float]:
+def thirds_of(version: int, rollout: Rollout) -> tuple[float, float]:
     """Mean age of a rollout's first third of own tokens, and of its last."""
-    ages = np.concatenate([version - s.version[s.sampled].numpy() for s in played.chain.segments])
+    ages = np.concatenate([version - s.version[s.sampled].numpy() for s in rollout.chain.segments])
     n = -(-len(ages) // 3)
     return float(ages[:n].mean()), float(ages[-n:].mean())
 

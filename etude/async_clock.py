@@ -21,7 +21,7 @@ import numpy as np
 
 from etude import async_timeline
 from etude.async_rl import Async, Small
-from kit.process import cores, on_cores
+from kit.process import cores, map_on_cores
 from ref.async_rl import Load, Outcome, Rules, simulate
 from ref.rollout import Rollout
 from scaled.async_rl import services
@@ -87,7 +87,7 @@ def measure(folder: Path, c: Async, steps: int = 8) -> Pace:
         for step_rollouts in rollouts_by_step
         for n in range(0, len(step_rollouts), c.rl.rollouts)
     ]
-    ticks = np.concatenate(on_cores(lambda number: time_engine(short, number), range(cores())))
+    ticks = np.concatenate(map_on_cores(lambda number: time_engine(short, number), range(cores())))
     coefficients = np.linalg.lstsq(np.stack([np.ones(len(ticks)), ticks[:, 0]], 1), ticks[:, 1], rcond=None)[0]
     return Pace(
         statistics.median(step["at"] - step["began"] for step in training_steps[warmup:]),
@@ -114,11 +114,11 @@ def time_engine(c: Async, number: int) -> np.ndarray:
     return np.array(samples)
 
 
-def turns(played: Rollout) -> list[tuple[int, bool]]:
+def turns(rollout: Rollout) -> list[tuple[int, bool]]:
     """The turns of a rollout: how many tokens were sampled, and whether a tool ran afterwards. None where its
     environment failed."""
     rollout_turns: list[tuple[int, bool]] = []
-    for segment in played.chain.segments:
+    for segment in rollout.chain.segments:
         bounds = np.flatnonzero(np.diff(np.concatenate([[0], segment.sampled.int().numpy(), [0]])))
         for begin, end in bounds.reshape(-1, 2).tolist():
             rollout_turns.append((end - begin, not bool(segment.summary[begin:end].any())))
@@ -162,6 +162,6 @@ def as_json(pace: Pace) -> dict:
     return asdict(pace)
 
 
-def of_json(found: dict) -> Pace:
+def of_json(record: dict) -> Pace:
     """What `as_json` made. Lists stand for tuples."""
-    return Pace(**{**found, "token_s": tuple(found["token_s"])})
+    return Pace(**{**record, "token_s": tuple(record["token_s"])})

@@ -44,7 +44,7 @@ import numpy as np
 
 from etude import async_clock
 from etude.async_cells import ARMS, Experiment, cell, settings
-from etude.async_rl import there
+from etude.async_rl import check_checkpoint
 from kit.runs import Run
 from sims.experiment import above, below, between, claim
 from sims.policies import agent
@@ -57,7 +57,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     """All cells, and the verdicts."""
     c = config
     checkpoint = Path(c.checkpoint) if c.checkpoint else agent(run, "", c.seed)[0] / "checkpoints" / "sft"
-    there(str(checkpoint))
+    check_checkpoint(str(checkpoint))
     stage = run.stage("clock", 1, "measurements")
     if not stage.finished:
         pace = async_clock.measure(run.path("clock"), settings(c, checkpoint, "synchronous", 0.0, 0))
@@ -238,12 +238,12 @@ def verdicts(c: Experiment, rows: list[dict], curves: list[dict]) -> list[dict]:
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: how many times faster than the synchronous loop, over latency. Middle: success over time. Right: throughput
     over the age of tokens."""
     from sims.drawing import BLUE, GREEN, GREY, ORANGE, RED, save, sheet
 
-    rows, c = found["rows"], found["config"]
+    rows, c = results["rows"], results["config"]
     tools, at = c["tools"], range(len(c["tools"]))
     colours = {"synchronous": GREY, "equal": BLUE, "more": RED, "one": GREEN, "wide": ORANGE}
     labels = {
@@ -286,7 +286,8 @@ def picture(found: dict, path: Path) -> None:
     left.legend(frameon=False, fontsize=8)
     for arm in ("synchronous", "equal", "more"):
         curves = [
-            [point for point in found["curves"] if (point["arm"], point["seed"]) == (arm, n)] for n in range(c["seeds"])
+            [point for point in results["curves"] if (point["arm"], point["seed"]) == (arm, n)]
+            for n in range(c["seeds"])
         ]
         minutes, success = (
             np.array([[point[key] for point in curve] for curve in curves]) for key in ("seconds", "success")

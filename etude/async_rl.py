@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from etude import async_timeline
-from kit.process import keep_freed_memory, on_cores
+from kit.process import keep_freed_memory, map_on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from ref.async_rl import Rules
@@ -28,7 +28,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
-from ref.rl import Payment, Settings, Watch
+from ref.rl import MonitorSettings, RewardCoefficients, Settings
 from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
@@ -43,7 +43,7 @@ from sims.microrepo.world import CheckpointTasks
 from sims.recipe.agent import play
 from sims.statistics import bootstrap
 
-__all__ = ["Async", "Cluster", "Small", "run", "successes", "there"]
+__all__ = ["Async", "Cluster", "Small", "run", "successes", "check_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ class Async:
     """Number of held-out tasks before and after; 0: none."""
     samples: int = 4
     """Rollouts per held-out task."""
-    rl: Settings = field(default_factory=lambda: Settings(steps=30, decay=15, payment=Payment(), replay="filtered"))
+    rl: Settings = field(
+        default_factory=lambda: Settings(steps=30, decay=15, payment=RewardCoefficients(), replay="filtered")
+    )
     """Settings that synchronous RL has, too."""
 
     def __post_init__(self):
@@ -195,17 +197,17 @@ class Small:
 
     def sampler(self) -> Sampler:
         keep_freed_memory()
-        return Sampler(load_hf(there(self.c.checkpoint)), torch.float32)
+        return Sampler(load_hf(check_checkpoint(self.c.checkpoint)), torch.float32)
 
     def setup(self) -> Setup:
         tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
-        unwatched = replace(self.c.rl, monitor=Watch(on=False))  # no monitor, so no transcripts
+        unwatched = replace(self.c.rl, monitor=MonitorSettings(on=False))  # no monitor, so no transcripts
         return Setup(tasks, tasks.language, tasks.limits, unwatched)
 
     def learner(self) -> Trained:
         keep_freed_memory()
-        reference = load_hf(there(self.c.checkpoint)) if self.c.rl.payment.kl else None
-        return Trained(self.c.rl, load_hf(there(self.c.checkpoint)), reference, on_cores)
+        reference = load_hf(check_checkpoint(self.c.checkpoint)) if self.c.rl.payment.kl else None
+        return Trained(self.c.rl, load_hf(check_checkpoint(self.c.checkpoint)), reference, map_on_cores)
 
     def rank(self) -> Sharded:
         """What a rank trains, instead."""
@@ -233,7 +235,7 @@ class Small:
         return lambda sampler: float(successes(self.c, tasks, sampler.model).mean())
 
 
-def there(checkpoint: str) -> str:
+def check_checkpoint(checkpoint: str) -> str:
     """The folder of a policy. Raises RunError if there is none."""
     if not (Path(checkpoint) / "tokenizer.json").is_file():
         raise RunError(
@@ -247,7 +249,7 @@ def run(run: Run, config: Async) -> dict:
     """Evaluation, services, evaluation. Raises RunError for a checkpoint that cannot be played, and for settings that
     do not fit each other."""
     c, folder = config, run.path("services")
-    there(c.checkpoint)
+    check_checkpoint(c.checkpoint)
     if c.runtime == "ray":
         cluster.imported()
     tasks = CheckpointTasks(c, length="cluster.length")
@@ -295,7 +297,7 @@ def run(run: Run, config: Async) -> dict:
     after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
     metrics = dict(stage.result())
     if rows := [
-        {name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.measured(folder)
+        {name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.read_measurements(folder)
     ]:
         metrics["heldout by version"] = rows
     if before and after:
@@ -304,15 +306,17 @@ def run(run: Run, config: Async) -> dict:
         metrics |= {"success_before": float(a.mean()), "success_after": float(b.mean())}
         metrics |= {"gain": gain["value"], "gain_low": gain["low"], "gain_high": gain["high"]}
     network = model.config
-    card = release.card(
+    card = release.make_model_card(
         f"etude run {run.technique}",
         f"An agent after asynchronous reinforcement learning ({c.rl.algorithm}).",
         network,
         {name.replace("_", " "): f"{value:.3g}" for name, value in metrics.items() if not isinstance(value, list)},
         opening="what the environment says first",
     )
-    save_hf(model, run.path("checkpoints", "final"), beside=release.beside(c.checkpoint, network, card))
-    save(async_timeline.bars([async_timeline.played(run.root.name, folder)]), run.path("timeline.png"))
+    save_hf(
+        model, run.path("checkpoints", "final"), sidecar_files=release.make_sidecar_files(c.checkpoint, network, card)
+    )
+    save(async_timeline.bars([async_timeline.make_run_timeline(run.root.name, folder)]), run.path("timeline.png"))
     return metrics
 
 
@@ -328,7 +332,7 @@ class StepReporter:
         slots = async_timeline.slots(self.folder)
         lag = step - min((slot["version"] for slot in slots), default=step)
         display_values = {name: metrics[name] for name in ("reward", "success", "age")} | {"lag": lag}
-        if evaluations := evaluator.measured(self.folder):
+        if evaluations := evaluator.read_measurements(self.folder):
             display_values["heldout"] = evaluations[-1]["success"]
         self.stage.progress(
             step,

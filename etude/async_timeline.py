@@ -33,7 +33,7 @@ __all__ = [
     "clock",
     "colour",
     "events",
-    "played",
+    "make_run_timeline",
     "rows",
     "simulated",
     "slots",
@@ -58,9 +58,9 @@ def events(folder: Path) -> dict[str, list[dict]]:
     return {path.stem: read_lines(path) for path in sorted((folder / "events").glob("*.jsonl"))}
 
 
-def workers(known: dict[str, list[dict]]) -> dict[str, list[dict]]:
+def workers(service_events: dict[str, list[dict]]) -> dict[str, list[dict]]:
     """Of the services those that play."""
-    return {name: lines for name, lines in known.items() if name not in ("trainer", "evaluator")}
+    return {name: lines for name, lines in service_events.items() if name not in ("trainer", "evaluator")}
 
 
 def slots(folder: Path) -> list[dict]:
@@ -130,7 +130,7 @@ class Timeline:
     """Begin, end, and the version that the step made."""
     slots: dict[str, list[tuple[float, int, int, int]]]
     """Worker → from when on how many slots decode, wait for a tool, are free."""
-    held: dict[str, list[tuple[float, int]]]
+    version_changes: dict[str, list[tuple[float, int]]]
     """Worker → from when on it holds which version."""
     ages: Counter[int]
     """Age → number of tokens that were trained on at that age."""
@@ -154,17 +154,21 @@ class Timeline:
 
 def simulated(name: str, outcome: Outcome) -> Timeline:
     """What the virtual clock saw."""
-    workers = list(dict.fromkeys(slot.who for slot in outcome.slots))
+    workers = list(dict.fromkeys(slot.engine for slot in outcome.slots))
     version_changes: dict[str, list[tuple[float, int]]] = {worker: [] for worker in workers}
     for span in outcome.spans:
-        if span.who != TRAINER and (not version_changes[span.who] or version_changes[span.who][-1][1] != span.version):
-            version_changes[span.who].append((span.start, span.version))
+        if span.service != TRAINER and (
+            not version_changes[span.service] or version_changes[span.service][-1][1] != span.version
+        ):
+            version_changes[span.service].append((span.start, span.version))
     return Timeline(
         name,
         outcome.seconds,
-        [(span.start, span.end, span.version + 1) for span in outcome.spans if span.who == TRAINER],
+        [(span.start, span.end, span.version + 1) for span in outcome.spans if span.service == TRAINER],
         {
-            worker: [(slot.at, slot.decoding, slot.waiting, slot.free) for slot in outcome.slots if slot.who == worker]
+            worker: [
+                (slot.at, slot.decoding, slot.waiting, slot.free) for slot in outcome.slots if slot.engine == worker
+            ]
             for worker in workers
         },
         version_changes,
@@ -174,7 +178,7 @@ def simulated(name: str, outcome: Outcome) -> Timeline:
     )
 
 
-def played(name: str, folder: Path) -> Timeline:
+def make_run_timeline(name: str, folder: Path) -> Timeline:
     """A run so far, of its services' folder. Raises RunError if no step is done, and OSError, LookupError, TypeError or
     ValueError for files that are missing or damaged."""
     service_events = events(folder)
@@ -261,7 +265,7 @@ def bars(timelines: Sequence[Timeline]) -> Figure:
         for number, (worker, lines) in enumerate(timeline.slots.items()):
             low = top - 1.0 - 1.5 * (number + 1)
             ticks[low + 0.7] = worker
-            version_changes = [*timeline.held.get(worker, []), (timeline.seconds, -1)]
+            version_changes = [*timeline.version_changes.get(worker, []), (timeline.seconds, -1)]
             for (start, version), (end, _) in zip(version_changes, version_changes[1:]):
                 if end > start:
                     shapes.setdefault((colour(version), 1.0, "none"), []).append(
@@ -309,12 +313,12 @@ def make_step_outline(at: np.ndarray, low: float, shares: np.ndarray) -> np.ndar
 
 
 def thinned(
-    lines: list[tuple[float, int, int, int]], seconds: float, most: int = MOMENTS
+    lines: list[tuple[float, int, int, int]], seconds: float, max_moments: int = MOMENTS
 ) -> list[tuple[float, int, int, int]]:
-    """What is the case at `most` moments, where there are more changes than a picture can show."""
-    if len(lines) <= most:
+    """What is the case at `max_moments` moments, where there are more changes than a picture can show."""
+    if len(lines) <= max_moments:
         return lines
-    moments = [lines[0][0] + (seconds - lines[0][0]) * n / most for n in range(most)]
+    moments = [lines[0][0] + (seconds - lines[0][0]) * n / max_moments for n in range(max_moments)]
     return [(at, *lines[bisect_right(lines, at, key=lambda line: line[0]) - 1][1:]) for at in moments]
 
 
@@ -327,7 +331,7 @@ def rows(timelines: Sequence[Timeline]) -> list[dict]:
             dict(zip(keys, (timeline.name, TRAINER, "step", begin, end, version, *[None] * 3)))
             for begin, end, version in timeline.steps
         ]
-        for worker, version_changes in timeline.held.items():
+        for worker, version_changes in timeline.version_changes.items():
             ends = [at for at, _ in version_changes[1:]] + [timeline.seconds]
             table_rows += [
                 dict(zip(keys, (timeline.name, worker, "holds", at, end, version, *[None] * 3)))

@@ -9,14 +9,16 @@ from typing import Annotated
 
 import typer
 
-from etude import meant
+from etude import suggestions
+from etude.command_settings import integer_option
 from etude.course_commands import need_streamlit
-from etude.given import whole
 
 __all__ = ["bench_app"]
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed; records go to results/.")
-SMALL = typer.Argument(help="Small run of the recipe; the benchmark uses its policy after SFT.", callback=meant.a_run)
+SMALL = typer.Argument(
+    help="Small run of the recipe; the benchmark uses its policy after SFT.", callback=suggestions.a_run
+)
 
 
 @bench_app.callback()
@@ -46,9 +48,11 @@ MODEL = typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder; only i
 @bench_app.command("step")
 def bench_step(
     model: Annotated[str, MODEL] = "qwen3_30b_a3b",
-    layers: Annotated[int, typer.Option(help="Number of layers; all widths are the model's.", **whole(1, 1000))] = 4,
-    tokens: Annotated[int, typer.Option(help="Tokens per step.", **whole(2))] = 16_384,
-    length: Annotated[int, typer.Option(help="Tokens per row.", **whole(2))] = 8192,
+    layers: Annotated[
+        int, typer.Option(help="Number of layers; all widths are the model's.", **integer_option(1, 1000))
+    ] = 4,
+    tokens: Annotated[int, typer.Option(help="Tokens per step.", **integer_option(2))] = 16_384,
+    length: Annotated[int, typer.Option(help="Tokens per row.", **integer_option(2))] = 8192,
 ) -> None:
     """A training step on one device, next to the plan.
 
@@ -59,15 +63,17 @@ def bench_step(
 @bench_app.command("decode")
 def bench_decode(
     model: Annotated[str, MODEL] = "qwen3_30b_a3b",
-    layers: Annotated[int, typer.Option(help="Number of layers; all widths are the model's.", **whole(1, 1000))] = 8,
+    layers: Annotated[
+        int, typer.Option(help="Number of layers; all widths are the model's.", **integer_option(1, 1000))
+    ] = 8,
     rows: Annotated[
         list[int] | None,
         typer.Option(
-            help="Number of concurrent conversations; repeatable.", show_default="32 and 128", **whole(1, 4096)
+            help="Number of concurrent conversations; repeatable.", show_default="32 and 128", **integer_option(1, 4096)
         ),
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Tokens per prompt.", **whole(1, 65_536))] = 256,
-    new: Annotated[int, typer.Option(help="Tokens to sample per conversation.", **whole(2, 65_536))] = 64,
+    prompt: Annotated[int, typer.Option(help="Tokens per prompt.", **integer_option(1, 65_536))] = 256,
+    new: Annotated[int, typer.Option(help="Tokens to sample per conversation.", **integer_option(2, 65_536))] = 64,
 ) -> None:
     """Sampled tokens/s of two samplers on one device, next to the plan."""
     importlib.import_module("etude.bench.decode").bench(model, layers, rows or [32, 128], prompt, new)

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from kit.disk import read_lines
-from kit.process import in_fresh_process, on_cores
+from kit.process import in_fresh_process, map_on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
@@ -45,9 +45,9 @@ from scaled import cpt, rl, supervised
 from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
 from scaled.network.model import Transformer, load_hf, save_hf
-from scaled.optimise import begun
+from scaled.optimise import training_context
 from scaled.runtime import sharding
-from scaled.runtime.launch import Watch
+from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current, mesh
 from scaled.watching import Watcher
 from sims.microrepo.world import CheckpointTasks
@@ -59,7 +59,7 @@ from sims.recipe.data import data, heldout_codebase, task_stream
 from sims.recipe.demonstrations import sft_batches
 from sims.recipe.latest import FOLDER, Latest
 from sims.recipe.learner import RATES, language_of, rows_of
-from sims.recipe.limits import within
+from sims.recipe.limits import check_ranges
 from sims.recipe.model_card import about
 from sims.recipe.settings import Recipe, Training
 from sims.recipe.watching import Watching
@@ -68,7 +68,7 @@ __all__ = [
     "FREE",
     "STAGES",
     "Cluster",
-    "Whole",
+    "FullRecipe",
     "check",
     "gather",
     "latest_of",
@@ -128,7 +128,7 @@ class Cluster:
     """Number of restarts after a rank dies."""
 
     def __post_init__(self):
-        within(
+        check_ranges(
             self,
             least=dict.fromkeys(("cp", "long_cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1)
             | {"restarts": 0, "agent_length": 0},
@@ -136,7 +136,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Whole(Recipe):
+class FullRecipe(Recipe):
     """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and
     two more."""
 
@@ -146,7 +146,7 @@ class Whole(Recipe):
     """The ranks."""
 
     @classmethod
-    def rehearsal(cls) -> Whole:
+    def rehearsal(cls) -> FullRecipe:
         """The same on CPUs."""
         ranks = Cluster(
             cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0
@@ -168,7 +168,7 @@ CP = {"long": "long_cp", "sft": "long_cp", "rl": "rl_cp"}
 """Stage → the setting of the cluster that is its cp, if not `cp`."""
 
 
-def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
+def layout(c: FullRecipe, ranks: int, stage: str) -> dict[str, int]:
     """dp, cp and ep of a stage. Raises RunError if they do not fit this number of ranks."""
     for name in (CP.get(stage, "cp"), "ep"):
         if ranks % (n := getattr(c.cluster, name)):
@@ -181,12 +181,12 @@ def layout(c: Whole, ranks: int, stage: str) -> dict[str, int]:
     return {"dp": ranks // cp, "cp": cp, "ep": c.cluster.ep}
 
 
-def trained(c: Whole) -> tuple[str, ...]:
+def trained(c: FullRecipe) -> tuple[str, ...]:
     """The stages that train."""
     return TRAINED if c.cluster.drafts else tuple(name for name in TRAINED if name != "mtp")
 
 
-def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
+def rows_of_step(c: FullRecipe, stage: str) -> tuple[str, int, str, int]:
     """Setting and number of the rows of a step in a supervised stage, and setting and number of their tokens."""
     t = c.training
     if stage == "sft":
@@ -201,7 +201,7 @@ def rows_of_step(c: Whole, stage: str) -> tuple[str, int, str, int]:
     return f"training.batch_tokens / training.{name}", t.batch_tokens // tokens, f"training.{name}", tokens
 
 
-def check(c: Whole, ranks: int) -> None:
+def check(c: FullRecipe, ranks: int) -> None:
     """Checks the settings before the ranks start. Raises RunError, or a ValueError of one line, for what a rank would
     report later, maybe after days."""
     assert c.checkpoint is not None
@@ -255,7 +255,7 @@ def check(c: Whole, ranks: int) -> None:
     CheckpointTasks(make_rl_config(c, network.num_experts), c.small, name)
 
 
-def prepare(run: Run, c: Whole) -> None:
+def prepare(run: Run, c: FullRecipe) -> None:
     """Packs the rows, on this process, and says what the network has no use for."""
     assert c.checkpoint is not None
     if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
@@ -273,7 +273,7 @@ def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
     return prepared_corpus
 
 
-def make_rl_config(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
+def make_rl_config(c: FullRecipe, experts: int, root: Path | None = None) -> rl.Rl:
     """The settings of RL."""
     start, shared = (
         str(c.checkpoint) if root is None else str(root / "checkpoints" / "sft"),
@@ -290,7 +290,7 @@ def make_rl_config(c: Whole, experts: int, root: Path | None = None) -> rl.Rl:
     )
 
 
-def make_rank_settings(c: Whole, length: int, cp: int, **overrides: Any) -> dict[str, Any]:
+def make_rank_settings(c: FullRecipe, length: int, cp: int, **overrides: Any) -> dict[str, Any]:
     """The fields of `scaled.optimise.Ranks`."""
     shared = ("ep", "rematerialise", "dispatch", "experts", "checkpoint_every", "timeout", "restarts")
     settings: dict[str, Any] = {name: getattr(c.cluster, name) for name in shared}
@@ -300,11 +300,11 @@ def make_rank_settings(c: Whole, length: int, cp: int, **overrides: Any) -> dict
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
-Ends = Mapping[str, Callable[[Stage | None, Path, Whole], None]]
+Ends = Mapping[str, Callable[[Stage | None, Path, FullRecipe], None]]
 """Stage → what the ranks do in it; rank 0 has the stage's record."""
 
 
-def play(out: Path, c: Whole, ranks: int, ends: Ends | None = None) -> None:
+def play(out: Path, c: FullRecipe, ranks: int, ends: Ends | None = None) -> None:
     """All stages on this rank, except those that an earlier group has finished: those that train, then `ends`, which
     are by default the evaluation and the timed decoding."""
     me = dist.get_rank()
@@ -329,7 +329,7 @@ def play(out: Path, c: Whole, ranks: int, ends: Ends | None = None) -> None:
             dist.barrier()
 
 
-def train(run: Run | None, record: Stage | None, out: Path, c: Whole, stage: str) -> None:
+def train(run: Run | None, record: Stage | None, out: Path, c: FullRecipe, stage: str) -> None:
     """A stage that trains: from checkpoint to checkpoint."""
     work, begins = out / "work" / stage, STARTS[stage]
     if begins == "mtp" and not c.cluster.drafts:
@@ -344,11 +344,13 @@ def train(run: Run | None, record: Stage | None, out: Path, c: Whole, stage: str
         note.finish(metrics, out / "checkpoints" / CHECKPOINTS[stage])
 
 
-def supervise(run: Run | None, c: Whole, out: Path, work: Path, start: Path, stage: str, note: Note | None) -> dict:
+def supervise(
+    run: Run | None, c: FullRecipe, out: Path, work: Path, start: Path, stage: str, note: Note | None
+) -> dict:
     """cpt, mtp, long or sft."""
     length, batches, steps = make_batches(c, out, stage)
     phase = phase_of(c, stage, length, steps)
-    with begun(phase, work, dist.get_rank()):
+    with training_context(phase, work, dist.get_rank()):
         model, layers = load_parts(c, start, stage)
         look = partial(measure_perplexity, c, out, model, steps) if stage in ("cpt", "long") else lambda step: {}
         metrics = supervised.train(
@@ -360,7 +362,7 @@ def supervise(run: Run | None, c: Whole, out: Path, work: Path, start: Path, sta
     return {"steps": steps, **({"parameters": model.config.parameters()} if stage == "cpt" else {}), **metrics}
 
 
-def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
+def phase_of(c: FullRecipe, stage: str, length: int, steps: int) -> supervised.Phase:
     """The settings of a supervised stage."""
     s, t, m = c.sft, c.training, c.mtp
     muon_lr, adamw_lr = (s.muon_lr, s.adamw_lr) if stage == "sft" else (t.muon_lr, t.adamw_lr)
@@ -380,7 +382,7 @@ def phase_of(c: Whole, stage: str, length: int, steps: int) -> supervised.Phase:
     )
 
 
-def make_batches(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batches, int]:
+def make_batches(c: FullRecipe, root: Path, stage: str) -> tuple[int, supervised.Batches, int]:
     """Tokens per row, batches and number of steps of a supervised stage: those of the small recipe."""
     t = c.training
     if stage == "sft":
@@ -394,21 +396,21 @@ def make_batches(c: Whole, root: Path, stage: str) -> tuple[int, supervised.Batc
     return length, lambda step: read(np.arange(step * B, (step + 1) * B) % rows), steps
 
 
-def load_parts(c: Whole, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
+def load_parts(c: FullRecipe, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
     """Network and draft layers that a stage trains, from its checkpoint."""
     model, extra = load_hf(start), load_extra(start)
     layers = None if stage == "cpt" or not c.cluster.drafts else MTP(model.config, c.mtp.layers)
     if layers is not None and stage != "mtp":
         with torch.no_grad():
             for name, p in layers.named_parameters():
-                sharding.put(name, p, extra[f"mtp.{name}"])
+                sharding.load_slice(name, p, extra[f"mtp.{name}"])
     if stage == "long":
         for part in filter(None, (model, layers)):
             part.config = c.training.stretched(part.config)
     return model, layers
 
 
-def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, layers: MTP | None) -> None:
+def save(run: Run | None, out: Path, c: FullRecipe, name: str, model: Transformer, layers: MTP | None) -> None:
     """Writes a checkpoint of the run; all ranks call it together."""
     extra = None if layers is None else {f"mtp.{key}": x.cpu() for key, x in sharding.wholes(layers)}
     files = None
@@ -418,11 +420,11 @@ def save(run: Run | None, out: Path, c: Whole, name: str, model: Transformer, la
             name == "final" or name == "sft" and c.sft.conversations is None
         )  # the agent's turns, not the given template's
         speakers = {"speakers": language_of(out).speakers} if own else {}
-        files = release.beside(out / "data", model.config, card, **speakers)
-    save_hf(model, out / "checkpoints" / name, extra=extra, beside=files)
+        files = release.make_sidecar_files(out / "data", model.config, card, **speakers)
+    save_hf(model, out / "checkpoints" / name, extra=extra, sidecar_files=files)
 
 
-def reinforce(c: Whole, out: Path, work: Path, start: Path, note: Note | None) -> dict:
+def reinforce(c: FullRecipe, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
     config = make_rl_config(c, config_of(start).num_experts, out)
     tasks = CheckpointTasks(config, c.small)
@@ -451,7 +453,7 @@ def reinforced(
     say: Callable[[str], None],
 ) -> dict[str, float]:
     """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
-    map_on_cores = partial(on_cores, each=2, processes=None if current().device.type == "cpu" else 1)
+    map_fn = partial(map_on_cores, processes_per_core=2, processes=None if current().device.type == "cpu" else 1)
     return rl.train(
         technique,
         c,
@@ -462,7 +464,7 @@ def reinforced(
         log=log,
         watcher=watcher_of(c, tasks.tools, say),
         show=latest_of(c, out, tasks),
-        each=map_on_cores,
+        map_fn=map_fn,
     )
 
 
@@ -489,14 +491,14 @@ def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
 def replace_chat_template(folder: Path, speakers: tuple[str, str]) -> None:
     """Replaces the chat template that conversations were trained in by that of the agent's turns, in which RL went
     on."""
-    files = release.beside(folder, config_of(folder), "", speakers)
+    files = release.make_sidecar_files(folder, config_of(folder), "", speakers)
     for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         (folder / name).unlink(missing_ok=True)
         if name in files:
             (folder / name).write_bytes(files[name])
 
 
-def measure_perplexity(c: Whole, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
+def measure_perplexity(c: FullRecipe, out: Path, model: Transformer, steps: int, step: int) -> dict[str, float]:
     """Perplexity on the beginning of the held-out codebase, every few steps and at the last."""
     t = c.training
     if step % t.perplexity_every and step != steps:
@@ -507,7 +509,7 @@ def measure_perplexity(c: Whole, out: Path, model: Transformer, steps: int, step
     return {"codebase_ppl": nll.perplexity, "codebase_bpb": nll.bits_per_byte}
 
 
-def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
+def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
     """Held-out tasks before and after RL, each rank with its share, and the held-out codebase after each stage."""
     e, language = c.evaluation, language_of(out)
     tasks = list(itertools.islice(task_stream(c.small, "evaluation"), e.tasks))
@@ -518,7 +520,7 @@ def evaluate(stage: Stage | None, out: Path, c: Whole) -> None:
     dist.broadcast_object_list(saved_parts, 0)
     evaluations, results = saved_parts[0], []
     dtypes = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
-    with Watch(out / "work" / "eval", c.cluster.timeout) as watch:
+    with Watchdog(out / "work" / "eval", c.cluster.timeout) as watch:
 
         def beat(base: int, done: int) -> None:
             watch.beat(base + done)
@@ -564,7 +566,7 @@ def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
     return network
 
 
-def decode(stage: Stage | None, out: Path, c: Whole) -> None:
+def decode(stage: Stage | None, out: Path, c: FullRecipe) -> None:
     """Speculative decoding, on rank 0. The others wait as long as it goes on, which may be longer than a collective
     would."""
     done, sign, e = out / "stages" / "decode.json", out / "work" / "decode" / "beat", c.evaluation
@@ -579,8 +581,8 @@ def decode(stage: Stage | None, out: Path, c: Whole) -> None:
             sign.touch()
 
         result = in_fresh_process(evaluation.decode_checkpoint, out, c.small, progress=beat)
-        counted = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
-        stage.log(1, **{key: result["ways"][evaluation.FULL][key] for key in counted})
+        metric_names = ("acceptance", "recall_acceptance", "tokens_per_cycle", "retracted")
+        stage.log(1, **{key: result["ways"][evaluation.FULL][key] for key in metric_names})
         stage.finish(result)
     last_beat, last_change = 0.0, time.monotonic()
     while not done.exists():
@@ -628,6 +630,6 @@ class Note:
         names = ("reward", "success", "loss", "mtp_loss", "codebase_ppl")
         self.stage.progress(step, self.tokens, **{name: metrics[name] for name in names if name in metrics})
 
-    def finish(self, found: dict, checkpoint: Path) -> None:
+    def finish(self, metrics: dict, checkpoint: Path) -> None:
         files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != "README.md"]
-        self.stage.finish(found, files)
+        self.stage.finish(metrics, files)

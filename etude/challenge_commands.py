@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude import catalog, meant
-from etude.given import whole
+from etude import catalog, suggestions
+from etude.command_settings import integer_option
 from kit.settings import RunError
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def number_of(word: str | int) -> int:
     if entry is not None and entry.lesson is None:
         raise typer.BadParameter(f"{entry.name} has no lesson and no challenge; etude challenge lists them")
     try:
-        return meant.lesson_number(word)
+        return suggestions.lesson_number(word)
     except typer.BadParameter:
-        hint = f"; {meant.what_is(str(word))}" if meant.what_is(str(word)) else ""
+        hint = f"; {suggestions.what_is(str(word))}" if suggestions.what_is(str(word)) else ""
         raise typer.BadParameter(
             f"NUMBER must be the number of a challenge or the name of a technique; got {word!r}{hint}; "
             f"etude challenge lists them"
@@ -60,7 +60,9 @@ def challenge(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the cases; the same seed gives the same score.", show_default="random", **whole(0, 2**31 - 1)
+            help="Seed of the cases; the same seed gives the same score.",
+            show_default="random",
+            **integer_option(0, 2**31 - 1),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

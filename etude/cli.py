@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from etude import __version__, catalog, meant, result_commands
+from etude import __version__, catalog, result_commands, suggestions
 from etude.bench_commands import bench_app
 from etude.challenge_commands import challenge
+from etude.command_settings import integer_option, read_toml
 from etude.course_commands import explore, lesson
 from etude.eval_commands import eval_app
-from etude.given import read_toml, whole
 from etude.glossary_commands import glossary
 from etude.plan_commands import plan
 from etude.play_commands import play
@@ -26,7 +26,7 @@ from etude.run_commands import run_technique
 from etude.task_commands import tasks_app
 
 app = typer.Typer(
-    cls=meant.Commands,
+    cls=suggestions.Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="The training recipe of Composer 2, end to end, at toy scale. Start with: etude play, then etude run recipe",
@@ -88,7 +88,7 @@ def data(
         typer.Option(help="tokenizer.json, or a checkpoint's folder.", show_default="as set in FILE", metavar="FILE"),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Number of processes.", show_default="one per core", **whole(1))
+        int | None, typer.Option(help="Number of processes.", show_default="one per core", **integer_option(1))
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue in the output folder.")] = False,
 ) -> None:
@@ -137,7 +137,7 @@ def show(
     transcript: Annotated[
         Path, typer.Argument(help="Transcript written by `etude tasks try` or `etude tasks serve`.", readable=False)
     ],
-    rows: Annotated[int, typer.Option(help="Maximum number of lines per text; 0 for all.", **whole(0))] = 12,
+    rows: Annotated[int, typer.Option(help="Maximum number of lines per text; 0 for all.", **integer_option(0))] = 12,
 ) -> None:
     """Show the transcript of an episode.
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from environments.sandbox.cache import cache_folder, made
+from environments.sandbox.cache import cache_folder, make_folder
 from etude.expected import ALIKE, LONG, line
 from kit.disk import Journal, read_lines
 from kit.process import machine
 
-__all__ = ["remember", "told"]
+__all__ = ["remember", "format_expected_duration"]
 
 
 def locate_journal() -> Path:
@@ -39,7 +39,7 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
     if seconds < LONG:
         return
     try:
-        made(locate_journal().parent)
+        make_folder(locate_journal().parent)
         log = Journal(locate_journal())
         try:
             log.append(
@@ -53,7 +53,7 @@ def remember(command: str, settings: Mapping[str, Any], seconds: float) -> None:
         return
 
 
-def told(command: str, settings: Mapping[str, Any]) -> str:
+def format_expected_duration(command: str, settings: Mapping[str, Any]) -> str:
     """The line for a command: as long as it took the last time; empty where that is unknown, or short."""
     run_key = make_key(command, settings)
     durations = [

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from etude import meant
-from etude.given import whole
+from etude import suggestions
+from etude.command_settings import integer_option
 from kit import settings
 
 __all__ = ["explore", "is_free", "lesson", "need_streamlit"]
@@ -20,7 +20,7 @@ __all__ = ["explore", "is_free", "lesson", "need_streamlit"]
 def explore(
     port: Annotated[
         int | None,
-        typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **whole(1, 65535)),
+        typer.Option(help="Port to listen on.", show_default="8501 or the next free port", **integer_option(1, 65535)),
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
 ) -> None:
@@ -92,7 +92,7 @@ def lesson(
         int | None,
         typer.Argument(
             help="Number of a lesson, or its technique; without it, list all lessons.",
-            parser=meant.lesson_number,
+            parser=suggestions.lesson_number,
             metavar="NUMBER",
         ),
     ] = None,

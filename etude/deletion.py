@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -25,14 +25,14 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import open_sandbox
 from environments.tasks.make import baseline
 from environments.tasks.package import Package
-from environments.tasks.recipe import prepared
+from environments.tasks.recipe import prepare_package
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 from ref.feature_deletion import Piece, delete, faults
-from scaled.feature_deletion import bodies, dealt, difficulty, slices, symbols
+from scaled.feature_deletion import bodies, difficulty, map_over_ranks, slices, symbols
 from scaled.runtime.mesh import current
 
 __all__ = ["Deletion", "material", "play", "prepare", "show"]
@@ -46,7 +46,7 @@ class Deletion:
     """A folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index."""
     least: int = 3
     """Minimum number of tests that must fail."""
-    most: float = 0.5
+    max_share: float = field(default=0.5, metadata={"renamed_from": "most"})
     """Maximum share of the tests that a slice may affect."""
     seconds: float = 60.0
     """Time limit of the package's tests, in seconds."""
@@ -60,9 +60,9 @@ class Deletion:
     ep: ClassVar[int] = 1
 
     def __post_init__(self):
-        if self.least < 1 or not 0 < self.most <= 1 or self.seconds <= 0 or self.jobs < 1 or self.timeout <= 0:
+        if self.least < 1 or not 0 < self.max_share <= 1 or self.seconds <= 0 or self.jobs < 1 or self.timeout <= 0:
             raise ValueError(
-                "least and jobs must be at least 1, most above 0 and at most 1, seconds and timeout above 0"
+                "least and jobs must be at least 1, max_share above 0 and at most 1, seconds and timeout above 0"
             )
 
 
@@ -90,7 +90,7 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
         return
     runner = runner_of(config)
     try:
-        package, _ = prepared(package, runner)
+        package, _ = prepare_package(package, runner)
     except ValueError as error:
         raise RunError(str(error)) from None
     all_files = {**package.files, **package.tests}
@@ -104,7 +104,13 @@ def prepare(config: Deletion, package: Package, out: Path) -> None:
         {name: base64.b64encode(data).decode() for name, data in group.items()}
         for group in (package.files, package.tests)
     )
-    record = {"files": files, "tests": tests, "before": before, "coverage": coverage, "without": sorted(runner.without)}
+    record = {
+        "files": files,
+        "tests": tests,
+        "before": before,
+        "coverage": coverage,
+        "without": sorted(runner.skipped_tests),
+    }
     atomic_write(path, json.dumps(record))
 
 
@@ -120,12 +126,12 @@ def play(out: Path, config: Deletion, ranks: int) -> None:
         test: [(file, line) for file, line in record["coverage"][test]]
         for test in sorted(record["coverage"])[group.rank :: group.size]
     }
-    pieces = [*slices(source, coverage_share, config.least, config.most), *bodies(source), *symbols(source)]
+    pieces = [*slices(source, coverage_share, config.least, config.max_share), *bodies(source), *symbols(source)]
     before: dict[str, str] = record["before"]
 
     def judge_pieces(batch: Sequence[Piece]) -> list[dict]:
         runner = runner_of(config)
-        runner.without = frozenset(record["without"])
+        runner.skipped_tests = frozenset(record["without"])
         remaining = [delete(all_files, piece) for piece in batch]
         changes = [
             {patch.file: files[patch.file] for patch in piece.patches}
@@ -150,7 +156,7 @@ def play(out: Path, config: Deletion, ranks: int) -> None:
             )
         return rows
 
-    rows = dealt(pieces, judge_pieces)
+    rows = map_over_ranks(pieces, judge_pieces)
     if group.rank == 0:
         atomic_write(out / "pieces.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         report = {

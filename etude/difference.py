@@ -65,9 +65,11 @@ def load_drafts(folder: Path, model: Transformer, layers: MTPConfig) -> MTP | No
     return mtp
 
 
-def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, beside: Mapping[str, bytes]) -> None:
+def store(
+    folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, sidecar_files: Mapping[str, bytes]
+) -> None:
     """Writes what leads from the checkpoint in the folder above to this network and its draft layers, and the files
-    `beside`. Raises RunError if the two have other shapes."""
+    `sidecar_files`. Raises RunError if the two have other shapes."""
     base, weights = flatten_weights(*load_checkpoint(folder.parent, layers)), flatten_weights(model, mtp)
     if len(base) != len(weights):
         raise RunError(
@@ -75,7 +77,7 @@ def store(folder: Path, model: Transformer, mtp: MTP | None, layers: MTPConfig, 
             f"has {len(weights):,}"
         )
     folder.mkdir(parents=True)
-    for name, data in beside.items():
+    for name, data in sidecar_files.items():
         atomic_write(folder / name, data)
     atomic_write(folder / DELTA, pack(*encode_delta(base, weights), len(base), LEVEL))
     atomic_write(

@@ -10,11 +10,12 @@ from sims.microrepo import Task
 from sims.microrepo.evaluator import EvaluationError
 from sims.microrepo.language import BINARY, UNARY, translate
 
-__all__ = ["GRAMMAR", "MOST", "rewritten"]
+__all__ = ["GRAMMAR", "MAX_OPERATIONS", "rewritten"]
 
-MOST = 8
+MAX_OPERATIONS = 8
 """Operations that a docstring may have: `square` doubles the digits of a number, and so do eight of them 256 times."""
-GRAMMAR = f"two operands around plus, minus or times, or behind larger or smaller, or one behind {', '.join(UNARY[:-1])} or {UNARY[-1]}; \
+GRAMMAR = f"two operands around plus, minus or times, or behind larger or smaller, \
+or one behind {', '.join(UNARY[:-1])} or {UNARY[-1]}; \
 then steps such as “then plus 3” or “then half”"
 
 
@@ -23,8 +24,8 @@ def rewritten(task: Task, doc: str) -> Task:
     digits and other files. Raises RunError: one line that says what a docstring may be."""
     doc, module = " ".join(doc.split()), task.files[task.target]
     other_files = {name: file for name, file in task.files.items() if name != task.target}
-    if sum(word in (*BINARY, *UNARY) for word in doc.split()) > MOST:
-        raise RunError(f"the docstring of {task.target} may have at most {MOST} operations")
+    if sum(word in (*BINARY, *UNARY) for word in doc.split()) > MAX_OPERATIONS:
+        raise RunError(f"the docstring of {task.target} may have at most {MAX_OPERATIONS} operations")
     try:
         helpers = {name: translate(file.doc) for name, file in other_files.items() if name in doc.split()}
         translation = translate(doc, helpers)

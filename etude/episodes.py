@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from environments.grading.guarded import Exam, Trust, examined, grade
+from environments.grading.guarded import Exam, Trust, grade, prepare_exam
 from environments.grading.lay import write
 from environments.grading.ready import Judges
 from environments.harness import record, scripted
@@ -28,15 +28,15 @@ from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.sandbox.visible import one_line, visible
 from environments.tasks.check import exam_of
-from environments.tasks.kept import keep, kept
 from environments.tasks.make import Task
 from environments.tasks.package import Package
 from environments.tasks.sources import package_of
+from environments.tasks.task_cache import load_task, save_task
 from etude.tasks import GRADING, made_of, recipe_of, recipes, unused_of
 from kit.disk import parse_json
 from kit.settings import Interrupted, RunError
 
-__all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "told", "transcript_of", "try_task"]
+__all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "print_line", "transcript_of", "try_task"]
 
 WORKING = Limits(output=8 << 10)
 """Limits of an agent's sandbox. The output is short, because a model reads it."""
@@ -75,15 +75,15 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
         **{**vars(package), "tests": {file: data for file, data in package.tests.items() if file not in left_out}}
     )
     cache = cache_folder() / "tasks"
-    if (task := kept(cache, name, package)) is None:
+    if (task := load_task(cache, name, package)) is None:
         print(f"{path}: making its tasks again, once; they are stored for later", flush=True)
         try:
             package, _, build, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
         except ValueError as error:
             raise RunError(str(error)) from None
         for built_task in build.tasks:
-            keep(cache, built_task, package)
-        if (task := kept(cache, name, package)) is None:
+            save_task(cache, built_task, package)
+        if (task := load_task(cache, name, package)) is None:
             raise RunError(f"{name} can no longer be made: `etude tasks check {path}` shows what differs")
     return task, package
 
@@ -94,14 +94,22 @@ def policy_of(
     """Who plays: "oracle", "fool", or the address of a model. Raises RunError."""
     if model in ("oracle", "fool"):
         return (
-            scripted.oracle(exam.given, exam.gold, task.visible) if model == "oracle" else scripted.fool(task.visible)
+            scripted.oracle(exam.given_tree, exam.gold_tree, task.visible)
+            if model == "oracle"
+            else scripted.fool(task.visible)
         )
     if not name:
         raise RunError("a model on a server needs its name there: --name NAME")
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
         return Remote(
-            model, name, key, sampling, strict, choice, told=lambda reason: print(reason, file=sys.stderr, flush=True)
+            model,
+            name,
+            key,
+            sampling,
+            strict,
+            choice,
+            on_retry=lambda reason: print(reason, file=sys.stderr, flush=True),
         )
     except ValueError as error:
         raise RunError(f"{error}; oracle and fool need no model") from None
@@ -134,9 +142,9 @@ def try_task(
     job = job_of(task, exam, prompt, corpus, strict, author)
     with Record(path) as journal, Judges(partial(open_sandbox, kind=kind, limits=GRADING)) as judges:
         if isinstance(policy, scripted.Script):
-            policy.said = sum(line["kind"] == "reply" for line in journal.lines)
+            policy.reply_count = sum(line["kind"] == "reply" for line in journal.lines)
         for line in journal.lines:
-            told(line)  # what was there already
+            print_line(line)  # what was there already
         episode = Episode(
             job,
             policy,
@@ -144,7 +152,7 @@ def try_task(
             partial(open_sandbox, kind=kind, limits=WORKING),
             own_store(cache_folder() / "store"),
             budget,
-            told,
+            print_line,
         )
         judges.expect()
         try:
@@ -167,7 +175,7 @@ def transcript_of(task: Task, out: Path, resume: bool) -> Path:
     return path
 
 
-def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, who: str) -> Job:
+def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: bool, policy_name: str) -> Job:
     """What an agent is asked, over the stored tree of the exam. `prompt`: "specified" or "terse". Raises RunError for a
     corpus without pages."""
     tools = tuple(tool for tool in TOOLS if corpus or tool != "web_search")
@@ -175,12 +183,12 @@ def job_of(task: Task, exam: Exam, prompt: str, corpus: Path | None, strict: boo
     return Job(
         task.id,
         task_prompt,
-        store_files(exam.given),
-        exam.given,
+        store_files(exam.given_tree),
+        exam.given_tree,
         read_pages(corpus) if corpus else None,
         tools,
         strict,
-        who,
+        policy_name,
     )
 
 
@@ -191,10 +199,10 @@ def graded(
     `ask`: with fresh inputs. `judges`: may have opened a sandbox for it ahead."""
     if not any(line["kind"] == "grade" for line in journal.lines):
         store, fresh = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=GRADING)
-        exam = examined(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
+        exam = prepare_exam(exam, journal.lines[0]["task"], fresh, seconds, ask=ask)
         result = grade(exam, store.tree(tree), fresh, [*record.calls(journal.lines)], seconds, judges=judges)
-        journal.add("grade", **record.grade_fields(result, len(exam.wanted)))
-        told(journal.lines[-1])
+        journal.add("grade", **record.grade_fields(result, len(exam.required_tests)))
+        print_line(journal.lines[-1])
     return next(line["reward"] for line in journal.lines if line["kind"] == "grade")
 
 
@@ -218,20 +226,20 @@ def read_pages(corpus: Path) -> dict[str, str]:
     return {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
 
 
-def told(line: dict) -> None:
+def print_line(line: dict) -> None:
     """One line of a transcript while it grows."""
-    for text in shown(line, 1 if line["kind"] != "grade" else 5):
+    for text in format_line(line, 1 if line["kind"] != "grade" else 5):
         print(text, flush=True)
 
 
 def show(path: Path, rows: int, out: Callable[[str], None] = print) -> None:
     """A transcript for a person: `rows` lines of each text at most, 0 for all. Raises RunError."""
     for line in record.read(path):
-        for text in shown(line, rows):
+        for text in format_line(line, rows):
             out(text)
 
 
-def shown(line: dict, rows: int) -> Iterator[str]:
+def format_line(line: dict, rows: int) -> Iterator[str]:
     """A line of a transcript as lines of text."""
     kind = line["kind"]
     if kind == "begin":

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude import meant
-from etude.given import decimal, merge, read_toml, stored_config, whole
+from etude import suggestions
+from etude.command_settings import decimal, integer_option, merge, read_toml, stored_config
 
 __all__ = ["eval_app"]
 
@@ -33,14 +33,14 @@ eval_app = typer.Typer(
 
 @eval_app.command("agent")
 def eval_agent(
-    where: Annotated[
+    run_or_checkpoint: Annotated[
         Path | None,
         typer.Argument(
             help="A run, or a checkpoint's folder.",
             metavar="RUN|CHECKPOINT",
             show_default="the bundled checkpoint",
             readable=False,
-            callback=meant.a_run,
+            callback=suggestions.a_run,
         ),
     ] = None,
     before: Annotated[
@@ -51,13 +51,13 @@ def eval_agent(
             metavar="CHECKPOINT",
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option(help="Number of held-out tasks.", **whole(1, 10_000))] = 100,
-    samples: Annotated[int, typer.Option(help="Rollouts per task.", **whole(1, 64))] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.", **whole(0, 2**53))] = 0,
+    tasks: Annotated[int, typer.Option(help="Number of held-out tasks.", **integer_option(1, 10_000))] = 100,
+    samples: Annotated[int, typer.Option(help="Rollouts per task.", **integer_option(1, 64))] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", **integer_option(0, 2**53))] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all metrics as one line of JSON.")] = False,
 ) -> None:
     """Evaluate an agent on held-out tasks: success, turns, tokens."""
-    importlib.import_module("etude.evaluating").evaluate(where, before, tasks, samples, seed, as_json)
+    importlib.import_module("etude.evaluating").evaluate(run_or_checkpoint, before, tasks, samples, seed, as_json)
 
 
 @eval_app.command("base")

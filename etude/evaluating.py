@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from etude import afterwards, expected
+from etude import expected, next_steps
 from etude.example_agent import FOLDER
-from etude.line import Line
-from etude.play import Agent, agent_in, found
+from etude.play import Agent, agent_in, find_checkpoints
+from etude.progress_line import Line
 from sims.microrepo import Task
 from sims.recipe.agent import hash_seed
 from sims.recipe.data import task_stream
@@ -26,17 +26,19 @@ from sims.recipe.evaluation import compare, measure_policy, summarise
 __all__ = ["evaluate"]
 
 
-def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, seed: int, as_json: bool) -> None:
+def evaluate(
+    run_or_checkpoint: Path | None, before: str | None, tasks: int, samples: int, seed: int, as_json: bool
+) -> None:
     """Plays the first `tasks` tasks of the evaluation, `samples` rollouts each, and prints means with 95% bootstrap
     intervals over tasks. Both agents play the tasks of the later one with the same random numbers, so their difference
     is paired. Raises RunError."""
-    agents = [agent_in(folder) for folder in found(where, before)]
+    agents = [agent_in(folder) for folder in find_checkpoints(run_or_checkpoint, before)]
     recipe = agents[-1].recipe
     held_out = list(itertools.islice(task_stream(recipe, "evaluation"), tasks))
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         if duration_line := expected.of_rollouts([agent.folder for agent in agents], FOLDER, tasks * (samples + 1)):
             print(duration_line, flush=True)
-        parts = [played(agent, held_out, samples, seed) for agent in agents]
+        parts = [evaluate_agent(agent, held_out, samples, seed) for agent in agents]
     resamples = recipe.evaluation.resamples
     result: dict[str, Any] = {
         "tasks": tasks,
@@ -55,10 +57,10 @@ def evaluate(where: Path | None, before: str | None, tasks: int, samples: int, s
         Console().print(
             f"means of {tasks} held-out tasks, {samples} rollouts each, with 95% intervals over tasks", highlight=False
         )
-        afterwards.show(afterwards.of_eval(where, before))
+        next_steps.show(next_steps.of_eval(run_or_checkpoint, before))
 
 
-def played(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str, Any]:
+def evaluate_agent(agent: Agent, tasks: list[Task], samples: int, seed: int) -> dict[str, Any]:
     """What an agent did on these tasks, under its own settings."""
     recipe = replace(agent.recipe, evaluation=replace(agent.recipe.evaluation, tasks=len(tasks), samples=samples))
     line, done = Line(agent.name, "rollouts", len(tasks) * samples), 0

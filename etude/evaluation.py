@@ -24,7 +24,7 @@ TECHNIQUE = "eval base"
 
 
 @dataclass(frozen=True)
-class Asked(table.Settings):
+class BaseEvalConfig(table.Settings):
     """Which models are asked what."""
 
     names: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def base(
 ) -> dict:
     """Evaluates the checkpoints in the run folder `out`, or goes on with it, and writes base.json, base.csv and
     base.png there. Returns the content of base.json. Raises RunError as `Run.open`, `fill` and
-    `sims.base.models.opened` do."""
+    `sims.base.models.open_base` do."""
     field_names = {field.name for field in dataclasses.fields(table.Settings)}
     small = (
         {name: value for name, value in dataclasses.asdict(Experiment.quick()).items() if name in field_names}
@@ -44,12 +44,12 @@ def base(
         else {}
     )
     settings = fill(table.Settings, small | toml, sets)
-    config = Asked(**dataclasses.asdict(settings), names=tuple(names))
+    config = BaseEvalConfig(**dataclasses.asdict(settings), names=tuple(names))
     resume_command = f"etude eval base {shlex.join(names)} --out {shlex.quote(str(out))} --resume"
     keep_freed_memory()
-    with Run.open(out, TECHNIQUE, config, resume, cadence) as run, run.told(resume_command):
+    with Run.open(out, TECHNIQUE, config, resume, cadence) as run, run.report_interruption(resume_command):
         expected.tell(run)
-        results = table.measured(run, names, settings)
+        results = table.measure_models(run, names, settings)
         rows = table.rows_of(results, tracking.baselines(table.asked_chains(run)), settings)
         record = {
             "command": resume_command.removesuffix(" --resume"),

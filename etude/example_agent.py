@@ -53,7 +53,8 @@ ABOUT = (
 )
 ABOUT_BEFORE = """# etude example agent, before reinforcement learning
 
-The checkpoint `sft` of the same run. `weights.delta` holds its bfloat16 weights as a difference from those of the folder above, draft layers too;
+The checkpoint `sft` of the same run. \
+`weights.delta` holds its bfloat16 weights as a difference from those of the folder above, draft layers too;
 `etude play --before sft` and the explorer read it. Its success is in the record there.
 """
 
@@ -72,12 +73,15 @@ def write(run: Path, out: Path, tasks: int = 100, samples: int = 4) -> Path:
         "success": f"in {RECORD}, beside that of the original",
     }
     opening = next(iter(task_stream(recipe, "evaluation"))).prompt
-    card = release.card("etude example agent", ABOUT, original.config, facts, opening, layers is not None)
-    files = release.beside(run / "data", original.config, card)
+    card = release.make_model_card("etude example agent", ABOUT, original.config, facts, opening, layers is not None)
+    files = release.make_sidecar_files(run / "data", original.config, card)
     out.parent.mkdir(parents=True, exist_ok=True)
     drafts = {f"mtp.{name}": x.bfloat16() for name, x in layers.state_dict().items()} if layers is not None else None
     save_hf(
-        load_checkpoint(run, recipe, "final", with_mtp=False)[0].to(torch.bfloat16), out, extra=drafts, beside=files
+        load_checkpoint(run, recipe, "final", with_mtp=False)[0].to(torch.bfloat16),
+        out,
+        extra=drafts,
+        sidecar_files=files,
     )
     extra_files = {
         "README.md": ABOUT_BEFORE.encode(),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.disk import read_json, spent, timings
+from kit.disk import read_json, sum_stage_seconds, timings
 from kit.process import machine
 from kit.runs import Run, flatten
 from kit.settings import RunError, fill
@@ -32,9 +32,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if round(seconds / 60) < 100 else f"{seconds / 3600:.1f} h"
 
 
-def line(seconds: float, source: str, more: bool = False) -> str:
-    """The line that is printed; empty for what does not take long. `more`: part of the work is done already."""
-    return f"expected: {duration(seconds)}{' more' * more}, {source}" if seconds >= LONG else ""
+def line(seconds: float, source: str, is_partial: bool = False) -> str:
+    """The line that is printed; empty for what does not take long. `is_partial`: part of the work is done already."""
+    return f"expected: {duration(seconds)}{' more' * is_partial}, {source}" if seconds >= LONG else ""
 
 
 def tell(run: Run, **ranks: Any) -> None:
@@ -91,10 +91,10 @@ def find_committed(run: Run) -> tuple[dict[str, float], str] | None:
     record = read(COMMITTED / path) if path else {}
     if not has_same_settings(run.config, record.get("config")):
         return None
-    return record["seconds"], f"as it took on {told(record['machine'])}, see results/{path}"
+    return record["seconds"], f"as it took on {describe_machine(record['machine'])}, see results/{path}"
 
 
-def told(box: Mapping[str, Any]) -> str:
+def describe_machine(box: Mapping[str, Any]) -> str:
     """A machine in words: 2 cores (AMD EPYC)."""
     return f"{box['cores']} core{'s' * (box['cores'] != 1)} ({box['cpu']})"
 
@@ -102,7 +102,7 @@ def told(box: Mapping[str, Any]) -> str:
 def seconds_of(folder: Path) -> dict[str, float]:
     """Seconds by stage of a finished run; empty for one that is not finished, or does not say. A record stands beside
     the settings in the end: the report, or what a figure or an evaluation writes."""
-    seconds = spent(folder)
+    seconds = sum_stage_seconds(folder)
     finished_stages = {timing["stage"] for timing in timings(folder) if timing.get("finished") is True}
     records = [path for path in folder.glob("*.json") if path.name != "config.json"]
     if not records or seconds.keys() - finished_stages:
@@ -164,7 +164,7 @@ def of_rollouts(checkpoints: Sequence[Path], example: Path, rollouts: int) -> st
         origin = (
             f"in {folder.parent.parent} took on this machine"
             if is_own_run
-            else f"of a small run took on {told(record['machine'])}"
+            else f"of a small run took on {describe_machine(record['machine'])}"
         )
         sources.append(f"as the evaluation {origin}")
     return line(seconds, " and ".join(dict.fromkeys(sources)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import difflib
@@ -33,7 +34,7 @@ __all__ = [
     "cell",
     "claims_of",
     "contradiction",
-    "counted",
+    "format_counts",
     "covered",
     "gather",
     "laws",
@@ -41,7 +42,7 @@ __all__ = [
     "markdown",
     "markdown_laws",
     "markdown_open",
-    "measured",
+    "format_measured_value",
     "of_sources",
     "play",
     "ruled",
@@ -72,7 +73,7 @@ CLAIM = {
 
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "claims.json"
 """The committed claims, decided by the full experiments."""
-MINE = Path("results") / "claims.json"
+LOCAL_CLAIMS = Path("results") / "claims.json"
 """The claims of the current folder; in a clone they are the committed ones."""
 
 
@@ -86,7 +87,7 @@ def play(
     base = dataclasses.asdict(module.Experiment.quick()) if quick else {}
     config = fill(module.Experiment, _merge_settings(base, toml), sets)
     resume_command = f"etude figure {entry.name} --out {shlex.quote(str(out))} --resume"
-    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.told(resume_command):
+    with Run.open(out, f"figure {entry.name}", config, resume, cadence) as run, run.report_interruption(resume_command):
         code = _check_code(run, entry)
         expected.tell(run)
         results = module.experiment(run, config)
@@ -144,6 +145,8 @@ def command_of(name: str, settings: type, config: dict) -> tuple[str, bool]:
             return ",".join(map(format_value, value))
         return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
+    with contextlib.suppress(RunError):  # settings of before, by the names that they have now
+        config = parse_json(json.dumps(dataclasses.asdict(fill(settings, config))))
     flat_config, commands = flatten(config), []
     for quick, base in ((False, settings()), (True, settings.quick())):
         plain = flatten(parse_json(json.dumps(dataclasses.asdict(base))))
@@ -268,9 +271,9 @@ def contradiction(claim: dict) -> str | None:
     )
 
 
-def shown() -> Path:
+def find_claims_file() -> Path:
     """The default file of claims: the current folder's, or else that of the clone that contains this code."""
-    return COMMITTED if COMMITTED.exists() and not MINE.exists() else MINE
+    return COMMITTED if COMMITTED.exists() and not LOCAL_CLAIMS.exists() else LOCAL_CLAIMS
 
 
 def load(path: Path) -> list[dict]:
@@ -320,7 +323,7 @@ def laws(claims: Iterable[dict]) -> list[dict]:
     return [claim for claim in claims if is_law(claim["rule"])]
 
 
-def measured(claim: dict[str, Any]) -> str:
+def format_measured_value(claim: dict[str, Any]) -> str:
     """The measured value with its interval, for a table cell; a dash if the claim is not tested."""
     if claim["measured"] is None or claim["verdict"] == "not tested":
         return "–"
@@ -374,7 +377,7 @@ def show(claims: list[dict]) -> None:
     print_table(
         ("name", "claim", "source", "measured", "verdict"),
         [
-            (name_of(claim), qualified(claim), claim["source"], measured(claim), worded(claim))
+            (name_of(claim), qualified(claim), claim["source"], format_measured_value(claim), worded(claim))
             for claim in of_sources(claims)
         ],
     )
@@ -383,7 +386,10 @@ def show(claims: list[dict]) -> None:
             print_note(claim)
     print_table(
         ("name", "law", "source", "deviation", "bound", "verdict"),
-        [(name_of(law), qualified(law), law["source"], measured(law), bound(law), worded(law)) for law in laws(claims)],
+        [
+            (name_of(law), qualified(law), law["source"], format_measured_value(law), bound(law), worded(law))
+            for law in laws(claims)
+        ],
     )
 
 
@@ -422,7 +428,7 @@ def print_note(claim: dict) -> None:
         print(name_of(claim) + note)
 
 
-def chosen(claims: list[dict], verdict: str | None, experiment: str | None) -> list[dict]:
+def select_claims(claims: list[dict], verdict: str | None, experiment: str | None) -> list[dict]:
     """The claims and laws with this verdict, of this experiment; None selects all. Raises RunError if there is no such
     verdict or experiment."""
     if verdict is not None and verdict not in COLOURS:
@@ -458,7 +464,7 @@ def show_summary(claims: list[dict]) -> None:
     width = max(len("experiment"), *map(len, by_experiment))
     print(f"\n{'experiment':{width}}  {'state':6}  claims and laws")
     for experiment, rows in by_experiment.items():
-        print(f"{experiment:{width}}  {state_of(rows):6}  {counted(rows)}")
+        print(f"{experiment:{width}}  {state_of(rows):6}  {format_counts(rows)}")
     print("\nAll claims of an experiment: etude claims --figure NAME. All claims: etude claims --all")
 
 
@@ -486,7 +492,7 @@ def format_total(kind: str, group: list[dict]) -> str:
     return f"{len(group)} {kind if len(group) != 1 else kind[:-1]}{': ' if verdict_counts else ''}{verdict_counts}"
 
 
-def counted(claims: list[dict]) -> str:
+def format_counts(claims: list[dict]) -> str:
     """The numbers of an experiment's claims and laws by verdict, in one line."""
     return "; ".join(
         format_total(kind, group) for kind, group in (("claims", of_sources(claims)), ("laws", laws(claims))) if group
@@ -526,8 +532,8 @@ def show_quick(experiment: str, claims: list[dict], full: Path) -> None:
     for claim in claims:
         full_claim = full_claims.get(claim["name"])
         quick_verdict = claim["verdict"] if is_law(claim["rule"]) else "quick: no verdict"
-        full_cells = (measured(full_claim), worded(full_claim)) if full_claim else ("–", "–")
-        table.add_row(claim["claim"], claim["source"], measured(claim), quick_verdict, *full_cells)
+        full_cells = (format_measured_value(full_claim), worded(full_claim)) if full_claim else ("–", "–")
+        table.add_row(claim["claim"], claim["source"], format_measured_value(claim), quick_verdict, *full_cells)
     console = Console()
     console.print(table)
     console.print(
@@ -545,7 +551,11 @@ def worded(claim: dict) -> str:
 
 def broken_laws(claims: Iterable[dict]) -> list[str]:
     """The laws that are broken, each with its deviation and bound."""
-    return [f"{law['name']} ({measured(law)}, {bound(law)})" for law in laws(claims) if law["verdict"] == "broken"]
+    return [
+        f"{law['name']} ({format_measured_value(law)}, {bound(law)})"
+        for law in laws(claims)
+        if law["verdict"] == "broken"
+    ]
 
 
 def cell(text: str) -> str:
@@ -560,13 +570,19 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def markdown(claims: list[dict]) -> str:
     """The table of claims as Markdown."""
-    rows = [(qualified(c), c["source"], measured(c), worded(c), f"`{c['command']}`") for c in of_sources(claims)]
+    rows = [
+        (qualified(c), c["source"], format_measured_value(c), worded(c), f"`{c['command']}`")
+        for c in of_sources(claims)
+    ]
     return _markdown(("claim", "source", "measured", "verdict", "command"), rows)
 
 
 def markdown_laws(claims: list[dict]) -> str:
     """The table of laws as Markdown."""
-    rows = [(qualified(c), c["source"], measured(c), bound(c), worded(c), f"`{c['command']}`") for c in laws(claims)]
+    rows = [
+        (qualified(c), c["source"], format_measured_value(c), bound(c), worded(c), f"`{c['command']}`")
+        for c in laws(claims)
+    ]
     return _markdown(("law", "source", "deviation", "bound", "", "command"), rows)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from etude import catalog, figures
 from etude.limits import LIMITS
 from etude.statements import STATEMENTS, Statement
-from etude.tables import ROOT, measured
+from etude.tables import ROOT, load_results
 
 __all__ = [
     "IDENTITY",
@@ -60,7 +60,7 @@ TELLING = (
 
 def commands() -> str:
     """The commands of the first hour, with the time and memory that the committed run took."""
-    (record,) = measured("recipe-small.json")
+    (record,) = load_results("recipe-small.json")
     run, machine = record["runs"][0], record["machine"]
     minutes = run["seconds"] / 60
     lines = [
@@ -92,7 +92,7 @@ def install_size(name: str) -> str:
 
 def gain() -> str:
     """Success before and after RL, as means over the seeds, and the control."""
-    (record,) = measured("recipe-small.json")
+    (record,) = load_results("recipe-small.json")
     (control,), seeds, tasks = record["control"], len(record["runs"]), record["runs"][0]["tasks"]
     rows = ["| success | before → after | gain by RL |", "|---|---|---|"]
     for name, title in {"success": "sampled", "greedy": "greedy", "best_of_8": "best of 8"}.items():
@@ -116,7 +116,7 @@ def verdicts() -> str:
     for name, text in TELLING:
         claim = by_name[name]
         link = f"[{plain_verdict(claim['verdict'])}](results/figures/{claim['experiment']}.png)"
-        lines.append(f"- {link}: {text.format(figures.measured(claim | {'unit': ''}))}")
+        lines.append(f"- {link}: {text.format(figures.format_measured_value(claim | {'unit': ''}))}")
     counts = Counter(claim["verdict"] for claim in figures.of_sources(claims))
     total = ", ".join(f"{counts[verdict]} {plain_verdict(verdict)}" for verdict in figures.COLOURS if counts[verdict])
     laws = figures.laws(claims)
@@ -189,15 +189,15 @@ def select_rollout(rollouts: Sequence[dict]) -> int:
 
 def rollout() -> str:
     """A rollout with its verdict, and the run, seed and policy that it comes from."""
-    (record,), (run,) = measured("examples/rollouts.json"), measured("examples/recipe/config.json")
+    (record,), (run,) = load_results("examples/rollouts.json"), load_results("examples/recipe/config.json")
     rollouts = record["rollouts"]
     number = select_rollout(rollouts)
     example = rollouts[number]
     same_task = [candidate for candidate in rollouts if candidate["task"] == example["task"]]
     lines = ["```"]
     for speaker, words in parse_turns(example["text"]):
-        first, *rest = words.split("\n")
-        lines += [f"{speaker:13}{first}", *(" " * 13 + line for line in rest)]
+        first, *other_lines = words.split("\n")
+        lines += [f"{speaker:13}{first}", *(" " * 13 + line for line in other_lines)]
     successes = sum(candidate["success"] for candidate in same_task)
     config = run["config"]
     note = (
@@ -213,7 +213,7 @@ def rollout() -> str:
 
 def bundled() -> str:
     """How often the bundled checkpoint succeeds, after and before RL."""
-    (record,) = measured("examples/agent/record.json")
+    (record,) = load_results("examples/agent/record.json")
     held_out, megabytes = record["held_out"], record["weights"]["bytes"] / 1e6
     rates = {
         name: "{value:.2f} [{low:.2f}, {high:.2f}]".format(**held_out[name]["success"]) for name in ("agent", "sft")

@@ -8,7 +8,7 @@ import json
 import shlex
 from pathlib import Path
 
-from etude import afterwards, catalog, expected
+from etude import catalog, expected, next_steps
 from etude.full_settings import DELETION, PRETRAINING, RL, as_begun, count, layout, settings
 from kit.disk import read_json, read_lines
 from kit.runs import Run
@@ -75,7 +75,7 @@ def run(
         check_left(out)
         expected.tell(open_run, ranks=ranks, backend=backend)
         if entry.name in PRETRAINING:
-            with open_run.told(resume_command):
+            with open_run.report_interruption(resume_command):
                 try:
                     pretrain.prepare(config, out)  # here a bad corpus is a one-line error, and no GPU waits yet
                 except ValueError as error:
@@ -87,12 +87,12 @@ def run(
     if code:
         raise RunError(describe_failure(entry.name, resume_command, backend))
     show(out)
-    afterwards.show(afterwards.of_full(out, entry.name in RL))
+    next_steps.show(next_steps.of_full(out, entry.name in RL))
 
 
 def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
     """The parent process of all stages of the recipe, once or for several budgets. Raises RunError as `run`."""
-    from etude import chain, ladder, outcome
+    from etude import chain, ladder, run_summary
     from scaled.runtime import launch
 
     ranks = count(config.cluster, nproc, backend, name)
@@ -112,7 +112,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
         f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
     )
     with Run.open(out, "recipe full", run_config, resume) as open_run:
-        with open_run.told(resume_command):
+        with open_run.report_interruption(resume_command):
             expected.tell(open_run, ranks=ranks, backend=backend)
             chain.prepare(open_run, config)
             payload = json.dumps(
@@ -121,7 +121,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
             code = launch.start("etude.full_rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
             raise RunError(describe_failure("the recipe", resume_command, backend))
-        outcome.show(out)
+        run_summary.show(out)
 
 
 def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
@@ -136,7 +136,7 @@ def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: st
     with Run.open(
         out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume
     ) as open_run:
-        with open_run.told(resume_command):
+        with open_run.report_interruption(resume_command):
             deletion.prepare(config, package, out)
             payload = json.dumps(
                 {"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}

@@ -21,30 +21,32 @@ from kit.settings import RunError
 __all__ = ["Line", "rank", "train"]
 
 
-def rank(out: Path, told: dict) -> None:
+def rank(out: Path, payload: dict) -> None:
     """One process of torchrun."""
     from scaled.runtime import launch
 
-    if told["backend"] == "gloo":  # gathered weights, sent and freed again and again, else come as new pages each time
+    if (
+        payload["backend"] == "gloo"
+    ):  # gathered weights, sent and freed again and again, else come as new pages each time
         keep_freed_memory()
-    config = settings(told["technique"], told["backend"], told["config"])
-    with launch.world(told["backend"], getattr(config, "cluster", config).timeout) as me, exit_on_error(out):
-        if told["technique"] == "recipe":
+    config = settings(payload["technique"], payload["backend"], payload["config"])
+    with launch.world(payload["backend"], getattr(config, "cluster", config).timeout) as me, exit_on_error(out):
+        if payload["technique"] == "recipe":
             from etude import chain
 
-            chain.play(out, config, told["ranks"])
-        elif told["technique"] == "cpt-rl":
+            chain.play(out, config, payload["ranks"])
+        elif payload["technique"] == "cpt-rl":
             from etude import ladder
 
-            ladder.play(out, config, told["ranks"], config.seed // 1000)
-        elif told["technique"] == DELETION:
+            ladder.play(out, config, payload["ranks"], config.seed // 1000)
+        elif payload["technique"] == DELETION:
             from etude import deletion
             from scaled.runtime.mesh import mesh
 
-            with mesh(dp=told["ranks"]):
-                deletion.play(out, config, told["ranks"])
+            with mesh(dp=payload["ranks"]):
+                deletion.play(out, config, payload["ranks"])
         else:
-            train(out, told, config, me)
+            train(out, payload, config, me)
 
 
 @contextlib.contextmanager
@@ -67,14 +69,14 @@ def exit_on_error(out: Path) -> Iterator[None]:
         sys.exit(f"error: {refused.strerror}: {refused.filename or out}; free some space")
 
 
-def train(out: Path, told: dict, config, me: int) -> None:
+def train(out: Path, payload: dict, config, me: int) -> None:
     """One technique, on this rank."""
     from kit.process import machine
     from kit.progress import Progress
     from scaled import pretrain
     from scaled.runtime.mesh import mesh
 
-    technique = told["technique"]
+    technique = payload["technique"]
     line = Line(technique, config.schedule.steps)
     progress, tokens = Progress(line), 0.0
     run = Run(out, f"{technique} full", config, None, any((out / "metrics").glob("*.jsonl")), 20.0)
@@ -90,7 +92,7 @@ def train(out: Path, told: dict, config, me: int) -> None:
             progress.last()
             progress.stop()
 
-    with mesh(**layout(config, told["ranks"])):
+    with mesh(**layout(config, payload["ranks"])):
         if technique in RL:
             from etude.chain import reinforced
             from sims.microrepo.world import CheckpointTasks
@@ -99,7 +101,7 @@ def train(out: Path, told: dict, config, me: int) -> None:
         else:
             result = pretrain.train(technique, config, out, log)
     if me == 0:
-        report = {"scale": "full", **told, "machine": machine(), "result": result}
+        report = {"scale": "full", **payload, "machine": machine(), "result": result}
         if not run.resumed:
             report["seconds"] = {technique: round(line.seconds, 1)}
         atomic_write(out / "report.json", json.dumps(report, indent=1) + "\n")
@@ -110,11 +112,11 @@ class Line:
     """The part of a stage that `Progress` needs."""
 
     def __init__(self, name: str, total: int):
-        self.name, self.total, self.unit, self.opened = name, total, "tokens", time.perf_counter()
+        self.name, self.total, self.unit, self.start_time = name, total, "tokens", time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.opened
+        return time.perf_counter() - self.start_time
 
     def note_time(self, **facts: float) -> None:
         """Does nothing: a full run does not record rates in a second file."""

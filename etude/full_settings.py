@@ -58,7 +58,9 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
     if name == "recipe":
         from etude import chain
 
-        return fill(chain.Whole, toml, sets, chain.Whole.rehearsal() if backend == "gloo" else chain.Whole())
+        return fill(
+            chain.FullRecipe, toml, sets, chain.FullRecipe.rehearsal() if backend == "gloo" else chain.FullRecipe()
+        )
     if name == "cpt-rl":
         from etude import ladder
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from kit.settings import RunError
 
-__all__ = ["TERMS", "Term", "find", "told", "used"]
+__all__ = ["TERMS", "Term", "find", "explain_terms", "used"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Term:
     """The term."""
     says: str
     """What it means, in one or two sentences."""
-    where: tuple[str | int, ...]
+    places: tuple[str | int, ...]
     """Where it is used: names of pages of the explorer, and numbers of lessons."""
     see: tuple[str, ...] = ()
     """Related terms."""
@@ -271,6 +271,6 @@ def used(text: str) -> list[Term]:
     return [term for term in TERMS if term.pattern.search(text)]
 
 
-def told(text: str) -> str:
+def explain_terms(text: str) -> str:
     """Markdown that explains the terms of a text; empty where it uses none."""
     return "\n\n".join(f"**{term.word}**: {term.says}" for term in used(text))

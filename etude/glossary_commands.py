@@ -31,7 +31,7 @@ def glossary(
 def format_term(term: Term) -> str:
     """A term as text for the terminal."""
     places = [
-        f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.where
+        f"etude lesson {place}" if isinstance(place, int) else f"the explorer's page {place}" for place in term.places
     ]
     also = f" See also: {', '.join(term.see)}." if term.see else ""
     says = textwrap.fill(

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments.grading.guarded import Exam, Grade, examined, grade
+from environments.grading.guarded import Exam, Grade, grade, prepare_exam
 from environments.sandbox.open import Kind
 from environments.sandbox.visible import one_line
 from environments.tasks.check import exam_of
-from etude.episodes import FOLDERS, shown, task_of
+from etude.episodes import FOLDERS, format_line, task_of
 from etude.tasks import judges_of
 from kit.settings import RunError
 
@@ -32,7 +32,7 @@ def grade_folder(
         )
     judges = judges_of(kind)
     try:
-        exam = examined(exam, task.id, judges.fresh, seconds, judges, ask)
+        exam = prepare_exam(exam, task.id, judges.fresh, seconds, judges, ask)
         result = grade(exam, folder, judges.fresh, seconds=seconds, judges=judges)
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder} cannot be graded: {one_line(str(error))}") from None
@@ -40,7 +40,7 @@ def grade_folder(
     if as_json:
         print(json.dumps({"task": task.id, "folder": str(folder), **fields}))
         return result.reward.total
-    for text in shown({"kind": "grade", **fields}, 5):
+    for text in format_line({"kind": "grade", **fields}, 5):
         print(text)
     for file, reason in fields["refused"].items():
         print(f"  refused: {file}: {reason}")
@@ -68,9 +68,12 @@ def _list_files(folder: Path) -> list[str]:
 def _format_grade(exam: Exam, result: Grade) -> dict:
     """A grade as JSON: the reward, its terms, and the reasons."""
     parts = {name: getattr(result.reward, name) for name in ("success", "succinctness", "conformance")}
-    counts = {"passed": len(result.verdicts.passed), "of": len(exam.wanted), "apart": len(exam.apart)}
+    counts = {"passed": len(result.verdicts.passed), "of": len(exam.required_tests), "apart": len(exam.separate_tests)}
     if result.agreement is not None:
-        counts |= {"agreed": result.agreement.asked - len(result.agreement.differing), "asked": result.agreement.asked}
+        counts |= {
+            "agreed": result.agreement.question_count - len(result.agreement.differing),
+            "asked": result.agreement.question_count,
+        }
     return {
         "reward": result.reward.total,
         **parts,
@@ -80,5 +83,5 @@ def _format_grade(exam: Exam, result: Grade) -> dict:
         "failed": {test: one_line(reason) for test, reason in result.verdicts.failed.items()},
         "refused": dict(result.collected.refused),
         "ignored": [*result.collected.ignored],
-        "missing": [name for name in exam.given if name in exam.editable and name not in result.collected.files],
+        "missing": [name for name in exam.given_tree if name in exam.editable and name not in result.collected.files],
     }

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from environments.fingerprint import gone
+from environments.fingerprint import extract_removed_code
 from environments.grading.guarded import Exam
 from environments.harness import record
 from environments.harness.hint_audit import Secret, refusal
-from environments.harness.hint_judge import BadAnswer, judged
-from environments.harness.hints import Fault, faults, row
+from environments.harness.hint_judge import BadAnswer, find_fault
+from environments.harness.hints import Fault, find_faults, row
 from environments.harness.messages import Policy, PolicyError
 from environments.harness.remote import Remote
 from environments.sandbox.open import Kind
@@ -48,7 +48,7 @@ def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Pol
     try:
         key = os.environ.get("OPENAI_API_KEY", "")
         return Remote(
-            model, name, key, {"temperature": 0}, told=lambda reason: print(reason, file=sys.stderr, flush=True)
+            model, name, key, {"temperature": 0}, on_retry=lambda reason: print(reason, file=sys.stderr, flush=True)
         )
     except ValueError as error:
         raise RunError(str(error)) from None
@@ -58,26 +58,26 @@ def secret_of(task: Task, package: Package, exam: Exam) -> Secret:
     """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was
     given."""
     code = [
-        gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
+        extract_removed_code(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
         for patch in task.piece.patches
         for edit in patch.edits
     ]
     for name, data in package.tests.items():
-        full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given[name]))
+        full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given_tree[name]))
         code.append(
             "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ "))
             if full_lines != given_lines
             else ""
         )
-    return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given.values()))
+    return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given_tree.values()))
 
 
 def make_gold_diff(exam: Exam) -> str:
     """The difference from the given code to the original."""
     diff: list[str] = []
-    for name in sorted(exam.gold):
+    for name in sorted(exam.gold_tree):
         given_lines, gold_lines = (
-            files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given, exam.gold)
+            files.get(name, b"").decode(errors="replace").splitlines() for files in (exam.given_tree, exam.gold_tree)
         )
         diff += difflib.unified_diff(given_lines, gold_lines, f"a/{name}", f"b/{name}", lineterm="")
     return "\n".join(diff)
@@ -129,7 +129,9 @@ def hints(
                 lines = record.read(path)
                 task = load_cached(lines[0]["task"], tuple(folders), jobs, seconds, kind)
                 mistakes = (
-                    faults(lines, task.visible_tests) if judge is None else ask_judge(judge, lines, task, shown_gold)
+                    find_faults(lines, task.visible_tests)
+                    if judge is None
+                    else ask_judge(judge, lines, task, shown_gold)
                 )
             except RunError as error:
                 print(error if str(path) in str(error) else f"{path}: {error}", file=sys.stderr, flush=True)
@@ -140,7 +142,8 @@ def hints(
             refused_count = len(mistakes) - reasons.count("")
             print(
                 f"{path}: "
-                f"{format_count(len(mistakes) - refused_count)}{f', and {refused_count} refused' if refused_count else ''}",
+                f"{format_count(len(mistakes) - refused_count)}"
+                f"{f', and {refused_count} refused' if refused_count else ''}",
                 flush=True,
             )
             for fault, reason in zip(mistakes, reasons, strict=True):
@@ -171,7 +174,7 @@ def hints(
 def ask_judge(judge: Policy, lines: Sequence[dict], task: TaskContext, shown_gold: bool) -> list[Fault]:
     """What a judge finds in an episode. Raises RunError for a second answer that is none, and PolicyError."""
     try:
-        fault = judged(judge, lines, task.visible_tests, task.gold if shown_gold else "")
+        fault = find_fault(judge, lines, task.visible_tests, task.gold if shown_gold else "")
     except BadAnswer as error:
         raise RunError(f"the judge gave no valid answer in two attempts: {error}") from None
     return [] if fault is None else [fault]

@@ -20,12 +20,12 @@ from environments.egress.rules import Host, Rules
 from environments.harness.episode import Budget
 from environments.harness.messages import Policy, PolicyError
 from environments.harness.remote import Remote
-from environments.install.attempt import Attempt, Outcome, Revise, attempt, revised, why
-from environments.install.folder import copied, read
-from environments.install.model import Player
+from environments.install.attempt import Attempt, Outcome, Revise, explain_failure, revised, run_attempts
+from environments.install.folder import copy_folder, read
+from environments.install.model import ModelInstaller
 from environments.install.propose import VENV, modules, proposed
-from environments.install.steps import Step, as_rows, of_rows
-from environments.install.wheels import FOLDER, INDEX, laid, rooted
+from environments.install.steps import Step, format_steps, parse_steps
+from environments.install.wheels import FOLDER, INDEX, make_install_files, rooted
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox, own_store
@@ -71,7 +71,7 @@ def policy_of(model: str, name: str, sampling: dict) -> Policy:
             name,
             os.environ.get("OPENAI_API_KEY", ""),
             sampling,
-            told=lambda reason: print(reason, file=sys.stderr, flush=True),
+            on_retry=lambda reason: print(reason, file=sys.stderr, flush=True),
         )
     except ValueError as error:
         raise RunError(str(error)) from None
@@ -88,7 +88,7 @@ class Workspace:
         root = rooted()
         with tempfile.TemporaryDirectory(prefix="etude-install-") as name:
             tree = Path(name) / "tree"
-            copied(folder, tree, laid(pages))
+            copy_folder(folder, tree, make_install_files(pages))
             self.files = {path: data for path, data in read(tree).items() if not path.startswith(f"{FOLDER}/")}
             self.tree = self.store.add_folder(tree)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -120,27 +120,35 @@ def install(
     out: Path,
     tries: int,
     policy: Policy | None = None,
-    who: str = "",
+    policy_name: str = "",
     budget: Budget = BUDGET,
     private: bool = False,
-    again: bool = False,
+    overwrite: bool = False,
 ) -> Attempt:
     """Proposes steps for a folder and tries them; writes those that worked to `out`, and beside it what was tried and
     what was asked of the index. Without a policy, a script plays both stages. Raises RunError, in one line, where the
     folder is not set up; Interrupted."""
-    if out.exists() and not again:
+    if out.exists() and not overwrite:
         raise RunError(f"{out} already exists; --again overwrites it, and --replay runs its steps")
     with (
         Workspace(folder, index, private, out.with_suffix(".requests.jsonl")) as workspace,
         AttemptLog(out.with_suffix(".tried.jsonl")) as attempt_log,
     ):
         attempt_log.add(
-            {"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": who or "script"}
+            {
+                "kind": "begin",
+                "folder": str(folder),
+                "tree": workspace.tree,
+                "index": index,
+                "who": policy_name or "script",
+            }
         )
         try:
-            steps, revise = _propose_steps(workspace, policy, who, budget, out)
-            attempt_log.add({"kind": "proposed", "steps": as_rows(steps)})
-            result = _confirm(workspace.fresh, attempt(steps, workspace.fresh, revise, tries, attempt_log), attempt_log)
+            steps, revise = _propose_steps(workspace, policy, policy_name, budget, out)
+            attempt_log.add({"kind": "proposed", "steps": format_steps(steps)})
+            result = _confirm(
+                workspace.fresh, run_attempts(steps, workspace.fresh, revise, tries, attempt_log), attempt_log
+            )
         except PolicyError as error:
             raise RunError(f"{error}; {attempt_log.path} records the attempts") from None
         except KeyboardInterrupt:
@@ -158,7 +166,7 @@ def install(
             "prepared": result.tree,
             "index": index is not None,
         }
-        atomic_write(out, json.dumps({**fields, "steps": as_rows(working_steps)}, indent=1) + "\n")
+        atomic_write(out, json.dumps({**fields, "steps": format_steps(working_steps)}, indent=1) + "\n")
     print(
         f"{out}: {len(working_steps)} steps work, after {_format_tries(result.tries)}; the resulting "
         f"folder is tree {result.tree}"
@@ -171,7 +179,7 @@ def replay(folder: Path, path: Path, index: str | None, private: bool = False) -
     not."""
     try:
         record = read_json(path)
-        steps = of_rows(record["steps"])
+        steps = parse_steps(record["steps"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} contains no steps ({one_line(str(error))}): `etude tasks install` writes them"
@@ -184,7 +192,7 @@ def replay(folder: Path, path: Path, index: str | None, private: bool = False) -
             {"kind": "begin", "folder": str(folder), "tree": workspace.tree, "index": index, "who": f"replay of {path}"}
         )
         try:
-            result = attempt(steps, workspace.fresh, lambda *_: None, 1, attempt_log)
+            result = run_attempts(steps, workspace.fresh, lambda *_: None, 1, attempt_log)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the file of steps is unchanged") from None
         attempt_log.add({"kind": "end", "good": result.good, "tries": 1})
@@ -225,7 +233,7 @@ class AttemptLog:
             }
         )
         if number:
-            detail = "" if outcome.passed else f": {why(outcome)}"
+            detail = "" if outcome.passed else f": {explain_failure(outcome)}"
             print(
                 f"try {number}, {outcome.seconds:.1f} s, {'works' if outcome.passed else 'fails'}: "
                 f"{_describe_step(outcome.step)}{detail}",
@@ -257,8 +265,8 @@ def _propose_steps(
         workspace.index,
         budget,
     )
-    player = Player(*arguments)
-    return player.proposed(), player.revise
+    player = ModelInstaller(*arguments)
+    return player.propose_steps(), player.revise
 
 
 def _confirm(fresh: Callable, first_attempt: Attempt, attempt_log: AttemptLog) -> Attempt:
@@ -266,7 +274,7 @@ def _confirm(fresh: Callable, first_attempt: Attempt, attempt_log: AttemptLog) -
     working_steps = [outcome.step for outcome in first_attempt.outcomes if outcome.passed]
     if not first_attempt.good or len(working_steps) == len(first_attempt.outcomes):
         return first_attempt
-    second_attempt = attempt(working_steps, fresh, lambda *_: None, 1, attempt_log)
+    second_attempt = run_attempts(working_steps, fresh, lambda *_: None, 1, attempt_log)
     return replace(second_attempt, tries=first_attempt.tries)
 
 
@@ -275,7 +283,7 @@ def _describe_fault(result: Attempt) -> str:
     if not failed:
         return "all checks passed before any step, so they check nothing"
     suffix = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return f"{_describe_step(failed[0].step)}: {why(failed[0])}{suffix}"
+    return f"{_describe_step(failed[0].step)}: {explain_failure(failed[0])}{suffix}"
 
 
 def _describe_step(step: Step) -> str:

@@ -49,7 +49,7 @@ class Ratio:
     name: str
     post: float
     model: float
-    how: str
+    reason: str
     """How the model comes by its figure, or why it is another."""
 
     @property
@@ -204,7 +204,7 @@ def show(console: Console | None = None) -> None:
     console.print(table)
     ratio_table = Table("the kernels post's ratio", "post", "model", "explained", "how", box=None, header_style="bold")
     for ratio in ratios():
-        ratio_table.add_row(ratio.name, f"{ratio.post:.2f}", f"{ratio.model:.2f}", ratio.explained, ratio.how)
+        ratio_table.add_row(ratio.name, f"{ratio.post:.2f}", f"{ratio.model:.2f}", ratio.explained, ratio.reason)
     console.print()
     console.print(ratio_table)
     console.print(

@@ -54,11 +54,11 @@ class Compiler:
         self.jobs: list[dict[str, Any]] = first["jobs"]
         self.versions: dict[str, str] = first["versions"]
 
-    def ask(self, number: int, what: str = "") -> dict[str, Any]:
+    def ask(self, number: int, code_kind: str = "") -> dict[str, Any]:
         """The record of a job, or {"text": …}, its code. Raises RunError if the process has died."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(f"{number} {what}\n")
+            self.process.stdin.write(f"{number} {code_kind}\n")
             self.process.stdin.flush()
         return self.answer()
 
@@ -150,7 +150,7 @@ def compile_all(
         return [records[number] for number in numbers], first.versions
 
 
-def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
+def code(name: str, target: str, code_kind: str) -> tuple[dict[str, Any], str, int]:
     """The first matching job, its PTX, SASS or AMD assembly, and how many other jobs match."""
     with compiler() as instance:
         numbers = [number for number, job in enumerate(instance.jobs) if is_match(job, name, target)]
@@ -159,23 +159,23 @@ def code(name: str, target: str, what: str) -> tuple[dict[str, Any], str, int]:
                 f"no kernel or use contains {name!r}; the kernels are "
                 f"{', '.join(sorted({job['kernel'] for job in instance.jobs}))}"
             )
-        return instance.jobs[numbers[0]], instance.ask(numbers[0], what)["text"], len(numbers) - 1
+        return instance.jobs[numbers[0]], instance.ask(numbers[0], code_kind)["text"], len(numbers) - 1
 
 
-def play(name: str | None, target: str | None, what: str | None, out: Path | None) -> None:
+def play(name: str | None, target: str | None, code_kind: str | None, out: Path | None) -> None:
     """The command: a table, or the code of one kernel. The complete table is written to out/kernels-compiled.json."""
     if target is not None and target not in TARGETS:
         raise RunError(f"--target expects {', '.join(TARGETS)}, got {target!r}")
-    if what is not None:
+    if code_kind is not None:
         maker = "AMD" if target == "gfx950" else "NVIDIA"
-        if CODE_MAKERS.get(what) != maker:
+        if CODE_MAKERS.get(code_kind) != maker:
             raise RunError(
                 f"--show expects {', '.join(w for w, m in CODE_MAKERS.items() if m == maker)} for "
-                f"{target or 'sm_90'}, got {what!r}"
+                f"{target or 'sm_90'}, got {code_kind!r}"
             )
         if name is None:
             raise RunError("--show needs the NAME of a kernel or of a use; `etude kernels` lists them")
-        job, text, other_count = code(name, target or "sm_90", what)
+        job, text, other_count = code(name, target or "sm_90", code_kind)
         print(text)
         print(
             f"{job['kernel']}, {job['use']}, {job['target']}, {job['tile']}; {other_count} other jobs match {name!r}",
@@ -187,7 +187,7 @@ def play(name: str | None, target: str | None, what: str | None, out: Path | Non
         raise RunError("--out writes the complete table only; leave out NAME and --target")
     with progress_line() as progress:
         records, versions = compile_all(name, target, progress)
-    show(records, versions, each=name is not None)
+    show(records, versions, per_configuration=name is not None)
     if not is_part:
         print(f"written: {write(records, versions, out or Path('results'))}")
 
@@ -216,20 +216,27 @@ def progress_line() -> Iterator[Callable[[int, int], None]]:
     yield line
 
 
-def show(found: list[dict], versions: dict[str, str], each: bool = False) -> None:
-    """Prints the table: a line for each use and target, with the range over configurations; with `each`, a line for
-    each configuration."""
+def show(records: list[dict], versions: dict[str, str], per_configuration: bool = False) -> None:
+    """Prints the table: a line for each use and target, with the range over configurations; with `per_configuration`, a
+    line for each configuration."""
     from rich.console import Console
     from rich.table import Table
 
     groups: dict[tuple[str, ...], list[dict]] = {}
-    for record in found:
+    for record in records:
         groups.setdefault(
-            (record["kernel"], record["use"], record["target"], *([record["tile"]] if each else [])), []
+            (record["kernel"], record["use"], record["target"], *([record["tile"]] if per_configuration else [])), []
         ).append(record)
     titles = ("tensor core", "registers", "spilled", "shared", "occupancy", "FLOPs/byte", "floor")
     table = Table(
-        "kernel", "use", "target", "tile" if each else "fit", *titles, box=None, header_style="bold", pad_edge=False
+        "kernel",
+        "use",
+        "target",
+        "tile" if per_configuration else "fit",
+        *titles,
+        box=None,
+        header_style="bold",
+        pad_edge=False,
     )
     for (kernel, use, target, *tile), group in groups.items():
         good = [record for record in group if record["failed"] is None]
@@ -286,7 +293,7 @@ def short(instruction: str) -> str:
     return instruction
 
 
-def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
+def write(records: list[dict], versions: dict[str, str], out: Path) -> Path:
     """Writes out/kernels-compiled.json, one line for each configuration, and returns its path."""
     record = {
         "what": "kernels compiled ahead of time: what the compiler says of them",
@@ -296,27 +303,27 @@ def write(found: list[dict], versions: dict[str, str], out: Path) -> Path:
     }
     out.mkdir(parents=True, exist_ok=True)
     head = json.dumps(record, indent=1, ensure_ascii=False)[:-2]
-    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in found)
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in records)
     atomic_write(out / FILE, f'{head},\n "results": [\n{lines}\n ]\n}}\n')
     return out / FILE
 
 
-def unfit(found: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
+def unfit(records: list[dict]) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """What kernels/unfit.py has to say: (kernel, target, form) → the configurations that no autotuner should be
     offered."""
     bad: dict[tuple[str, str, str], dict[str, None]] = {}
-    for record in found:
+    for record in records:
         if record["form"] and not record["fits"]:
             bad.setdefault((record["kernel"], record["target"], record["form"]), {})[record["tile"]] = None
     return {key: tuple(tiles) for key, tiles in bad.items()}
 
 
-def unfit_file(found: list[dict]) -> str:
+def unfit_file(records: list[dict]) -> str:
     """The text of kernels/unfit.py."""
     module = engine.kernel("unfit")
     lines = [
         f"    {key}: (\n" + "".join(f"        {tile!r},\n" for tile in tiles) + "    ),\n"
-        for key, tiles in unfit(found).items()
+        for key, tiles in unfit(records).items()
     ]
     lines = [line.replace("'", '"') for line in lines]
     return f'''"""{module.__doc__}"""

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from etude import chain, figures
-from etude.chain import Cluster, Whole
+from etude.chain import Cluster, FullRecipe
 from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.runs import Run, Stage
@@ -33,13 +33,13 @@ from kit.settings import RunError
 from scaled import cpt, rl
 from scaled.network.model import load_hf
 from scaled.runtime import launch
-from scaled.runtime.launch import Watch
+from scaled.runtime.launch import Watchdog
 from sims import budgets, cpt_rl
 from sims.recipe.agent import hash_seed
 from sims.recipe.data import data, heldout_codebase
 from sims.recipe.evaluation import measure_policy
 from sims.recipe.learner import language_of
-from sims.recipe.limits import within
+from sims.recipe.limits import check_ranges
 
 __all__ = ["Ladder", "Study", "check", "learn", "play", "rung"]
 
@@ -67,11 +67,11 @@ class Study:
     """Bootstrap resamples."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("seeds", "last", "demonstrations", "tasks", "samples", "resamples"), 1))
+        check_ranges(self, least=dict.fromkeys(("seeds", "last", "demonstrations", "tasks", "samples", "resamples"), 1))
 
 
 @dataclass(frozen=True)
-class Ladder(Whole):
+class Ladder(FullRecipe):
     """The recipe on ranks, and the study: `training.tokens` and `training.long_tokens` give the largest default budget
     and the phases' proportion, `rl.gate` and `rl.later` are 0, `evaluation` is not used."""
 
@@ -146,7 +146,7 @@ def learn(c: Ladder, out: Path, resume: bool, ranks: int, backend: str, cluster:
     resume_command = f"etude run cpt-rl --scale full --out {shlex.quote(str(out))} --resume" + (
         f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
     )
-    with Run.open(out, "cpt-rl full", c, resume) as run, run.told(resume_command):
+    with Run.open(out, "cpt-rl full", c, resume) as run, run.report_interruption(resume_command):
         corpus = out / "corpus"
         with Run.open(corpus, "recipe", largest.small, resume=corpus.exists()) as corpus_run:
             tokenizer = Path(str(c.checkpoint)) / "tokenizer.json"
@@ -189,7 +189,7 @@ def measure_training_run(run: Run, c: Ladder, corpus: Path, budget: int, number:
             "etude.full_rank", [str(root.resolve()), json.dumps(rank_arguments)], group.ranks, cluster.restarts
         ):
             raise RunError(f"the ranks of {root} failed; their errors are above. Continue with: {group.resume_command}")
-    measurements = read_json(root / "stages" / "measure.json")["result"] | budgets.told(root, budget, number)
+    measurements = read_json(root / "stages" / "measure.json")["result"] | budgets.read_metrics(root, budget, number)
     stage.log(1, success=float(np.mean(measurements["final"]["success"])))
     return stage.finish(measurements)
 
@@ -202,7 +202,7 @@ def play(out: Path, c: Ladder, ranks: int, seed: int) -> None:
     chain.play(out, c, ranks, {"measure": partial(measure, seed=seed)})
 
 
-def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
+def measure(stage: Stage | None, out: Path, c: FullRecipe, seed: int) -> None:
     """`sims.budgets.measure` on all ranks, each with its share: loss after pretraining; loss on demonstrations and
     success, before and after RL."""
     assert isinstance(c, Ladder)
@@ -216,7 +216,7 @@ def measure(stage: Stage | None, out: Path, c: Whole, seed: int) -> None:
         stage.total, saved_results = 2 * len(local_tasks) * c.study.samples, [stage.restore() or {}]
     dist.broadcast_object_list(saved_results, 0)
     results = saved_results[0]
-    with Watch(out / "work" / "measure", c.cluster.timeout) as watch:
+    with Watchdog(out / "work" / "measure", c.cluster.timeout) as watch:
 
         def beat(base: int, done: int) -> None:
             watch.beat(base + done)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etude.given import read_toml, whole, without
+from etude.command_settings import drop_settings, integer_option, read_toml
 
 __all__ = ["plan"]
 
@@ -17,14 +17,15 @@ def plan(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
     gpus: Annotated[
-        list[int] | None, typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **whole(1))
+        list[int] | None,
+        typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **integer_option(1)),
     ] = None,
-    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", **whole(1))] = 2,
-    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", **whole(1))] = 8,
+    cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", **integer_option(1))] = 2,
+    ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", **integer_option(1))] = 8,
     length: Annotated[
-        int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **whole(1))
+        int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **integer_option(1))
     ] = 32_768,
-    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", **whole(1))] = 1,
+    rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", **integer_option(1))] = 1,
     hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
     recipe: Annotated[
         Path | None,
@@ -126,7 +127,7 @@ def plan(
         _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
         return
 
-    step_plans = planning.plans(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
+    step_plans = planning.plan_steps(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
     if step_plans[0]["length"] < length:
         print(
             f"warning: rows have {step_plans[0]['length']:,} tokens, not {length:,}: the network's "
@@ -143,7 +144,7 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
     from etude import full_settings, planning, prices
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
-    config = full_settings.settings("recipe", "nccl", without(recipe, read_toml(recipe), "the recipe", "study"))
+    config = full_settings.settings("recipe", "nccl", drop_settings(recipe, read_toml(recipe), "the recipe", "study"))
     conversation_lengths = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
     stage_prices = [prices.prices(config, network, n, machine, conversation_lengths) for n in gpus]
     prices.show(stage_prices, config, model, hardware, conversation_lengths)
@@ -170,7 +171,7 @@ def _plan_rl(
                 flush=True,
             )
 
-    best_splits = splits.splits(model, gpus, cp, ep, length, hardware, workload, print_progress)
+    best_splits = splits.find_splits(model, gpus, cp, ep, length, hardware, workload, print_progress)
     splits.show(best_splits, model, hardware, workload)
     if out is not None:
         splits.write(best_splits, workload, out)

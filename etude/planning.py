@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from ref.network import Config
     from scaled.plan import Hardware
 
-__all__ = ["ASSUMPTIONS", "cells", "hardware_of", "network_of", "picture", "plans", "show", "show_launches", "write"]
+__all__ = [
+    "ASSUMPTIONS",
+    "cells",
+    "hardware_of",
+    "network_of",
+    "picture",
+    "plan_steps",
+    "show",
+    "show_launches",
+    "write",
+]
 
 ASSUMPTIONS = (
     "Counted, and checked against measurements by tests: parameters, state, activations (flash "
@@ -75,7 +85,7 @@ def network_of(model: str) -> Config:
         raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
 
 
-def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
+def plan_steps(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:
     """One record for each number of GPUs. Rows are at most as long as the network has positions. Raises RunError for
     unknown names and for sizes that do not divide evenly."""
     from scaled.plan import plan
@@ -122,21 +132,21 @@ def plans(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int,
     return records
 
 
-def show(found: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
+def show(plans: list[dict], model: str, hardware: str, console: Console | None = None) -> None:
     """Prints the table, and the assumptions under it, on `console` or on the terminal."""
     from rich.console import Console
     from rich.table import Table
 
     from scaled.plan import HARDWARE
 
-    first = found[0]
+    first = plans[0]
     parameters, active = (cells([first[key]], "", sizes=COUNTS)[0] for key in ("parameters", "active"))
     title = (
         f"{model} on {hardware}: {parameters} parameters, {active} active per token; rows of {first['length']:,} tokens"
     )
     table = Table(
         "per rank and step",
-        *(f"{plan['gpus']} GPUs" for plan in found),
+        *(f"{plan['gpus']} GPUs" for plan in plans),
         box=None,
         header_style="bold",
         title=title,
@@ -147,10 +157,10 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
         table.add_row(name, *texts)
 
     def sizes(name: str, key: str, unit: str = "B", digits: int = 2) -> None:
-        row(name, cells([plan[key] for plan in found], unit, digits))
+        row(name, cells([plan[key] for plan in plans], unit, digits))
 
-    row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**plan["layout"]) for plan in found])
-    row("tokens", [f"{plan['tokens']:,}" for plan in found])
+    row("dp · cp · ep", ["{dp} · {cp} · {ep}".format(**plan["layout"]) for plan in plans])
+    row("tokens", [f"{plan['tokens']:,}" for plan in plans])
     for name, key in (
         ("weights, float32", "weights"),
         ("gradients, float32", "gradients"),
@@ -159,10 +169,10 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
         ("activations", "activations"),
     ):
         sizes(name, key)
-    memory_cells = cells([plan["memory"] for plan in found], "B", 1)
+    memory_cells = cells([plan["memory"] for plan in plans], "B", 1)
     row(
         "memory",
-        [cell + ("" if plan["fits"] else ": too much") for cell, plan in zip(memory_cells, found, strict=True)],
+        [cell + ("" if plan["fits"] else ": too much") for cell, plan in zip(memory_cells, plans, strict=True)],
     )
     for name, key in (
         ("sent, weights", "fsdp"),
@@ -172,21 +182,21 @@ def show(found: list[dict], model: str, hardware: str, console: Console | None =
         sizes(name, key)
     sizes("FLOPs", "flops", "", 0)
     for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
-        row(f"time, {name}", cells([plan["seconds"][key] for plan in found], "s"))
+        row(f"time, {name}", cells([plan["seconds"][key] for plan in plans], "s"))
     sizes("step", "step_seconds", "s")
-    row("tokens/s, all ranks", [f"{plan['tokens_per_second']:,.0f}" for plan in found])
+    row("tokens/s, all ranks", [f"{plan['tokens_per_second']:,.0f}" for plan in plans])
     row(
         "share of peak",
         [
             f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
-            for share in (plan["share_of_peak"] for plan in found)
+            for share in (plan["share_of_peak"] for plan in plans)
         ],
     )
     row(
         "dollars per billion tokens",
         [
             f"{price:,.0f}" if price >= 10 else f"{price:.2g}"
-            for price in (plan["dollars_per_billion_tokens"] for plan in found)
+            for price in (plan["dollars_per_billion_tokens"] for plan in plans)
         ],
     )
     console, machine = console or Console(), HARDWARE[hardware]
@@ -220,7 +230,7 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
     )
     bytes_read, bytes_written, flops = (
         [*(getattr(launch, key) for launch in launches), sum(getattr(launch, key) for launch in launches)]
-        for key in ("read", "written", "flops")
+        for key in ("bytes_read", "bytes_written", "flops")
     )
     names = [("backward: " if launch.backward else "") + launch.name for launch in launches]
     for row in zip(
@@ -242,45 +252,45 @@ def show_launches(model: str, tokens: int, form: str, console: Console | None = 
     )
 
 
-def picture(found: list[dict], path: Path) -> None:
+def picture(plans: list[dict], path: Path) -> None:
     """Left: what fills the memory of a rank. Right: where the time of a step goes."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, right) = sheet(2, "A step of the full run")
-    names = [f"{plan['gpus']}" for plan in found]
+    names = [f"{plan['gpus']}" for plan in plans]
 
     def stack(axis, parts: dict[str, list[float]]) -> None:
-        base = [0.0] * len(found)
+        base = [0.0] * len(plans)
         for (name, values), colour in zip(parts.items(), [*COLOURS, GREY], strict=False):
             axis.bar(names, values, bottom=base, color=colour, label=name, width=0.6)
             base = [a + b for a, b in zip(base, values, strict=True)]
         axis.set(xlabel="GPUs", ylim=(0, 1.4 * max(base)))
         axis.legend(frameon=False, loc="upper right")
 
-    size = _scale(plan["memory"] for plan in found)
+    size = _scale(plan["memory"] for plan in plans)
     stack(
         left,
         {
-            key: [plan[key] / size for plan in found]
+            key: [plan[key] / size for plan in plans]
             for key in ("weights", "gradients", "moments", "gathered", "activations")
         },
     )
-    left.axhline(found[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
+    left.axhline(plans[0]["capacity"] / size, color=GREY, linestyle="--", linewidth=1)
     left.set(ylabel=f"{SIZES[size]}B per rank (dashed: available)", title="Peak memory")
-    second = _scale(plan["step_seconds"] for plan in found)
+    second = _scale(plan["step_seconds"] for plan in plans)
     stack(
         right,
         {
-            "compute": [max(plan["seconds"]["compute"], plan["seconds"]["memory"]) / second for plan in found],
-            "network": [plan["seconds"]["network"] / second for plan in found],
+            "compute": [max(plan["seconds"]["compute"], plan["seconds"]["memory"]) / second for plan in plans],
+            "network": [plan["seconds"]["network"] / second for plan in plans],
         },
     )
     right.set(ylabel=f"{SIZES[second]}s per step", title="Time, without overlap")
     save(figure, path)
 
 
-def write(found: list[dict], out: Path) -> None:
+def write(plans: list[dict], out: Path) -> None:
     """Writes plan.json and plan.png to a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "plan.json", json.dumps(found, indent=1) + "\n")
-    picture(found, out / "plan.png")
+    atomic_write(out / "plan.json", json.dumps(plans, indent=1) + "\n")
+    picture(plans, out / "plan.png")

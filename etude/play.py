@@ -22,10 +22,10 @@ import torch
 from rich.console import Console
 
 from etude import difference
-from etude.chain import Whole
+from etude.chain import FullRecipe
 from etude.example_agent import BEFORE, FOLDER, RECORD
-from etude.played import Piece, Played, of_episode, of_session
-from etude.watching import LABEL, outcome, said, show
+from etude.rollout_view import Piece, RolloutView, of_episode, of_session
+from etude.terminal import LABEL, outcome, render_piece, show
 from kit.disk import read_json
 from kit.settings import RunError, fill
 from ref import cpt
@@ -39,7 +39,7 @@ from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.settings import Recipe
 
-__all__ = ["Agent", "agent_in", "episode_of", "found", "listen", "play_one", "task_of", "turns", "watch"]
+__all__ = ["Agent", "agent_in", "episode_of", "find_checkpoints", "listen", "play_one", "task_of", "turns", "watch"]
 
 NO_CHECKPOINTS = "none"
 CALL_HELP = (
@@ -88,26 +88,27 @@ def is_checkpoint(folder: Path) -> bool:
     )
 
 
-def found(where: Path | None, before: str | None) -> list[Path]:
+def find_checkpoints(run_or_checkpoint: Path | None, before: str | None) -> list[Path]:
     """The folders of the checkpoints to play, the earlier one first. Raises RunError."""
-    if where is None and not is_checkpoint(FOLDER):
+    if run_or_checkpoint is None and not is_checkpoint(FOLDER):
         raise RunError(
             "the bundled checkpoint is missing; name a run or a checkpoint, or work in a clone of the repository"
         )
-    if where is None:
+    if run_or_checkpoint is None:
         final = FOLDER
-    elif (where / "checkpoints").is_dir():
-        final = where / "checkpoints" / "final"
+    elif (run_or_checkpoint / "checkpoints").is_dir():
+        final = run_or_checkpoint / "checkpoints" / "final"
         if not is_checkpoint(final):
             raise RunError(
-                f"{where} has no checkpoint final yet; it has "
-                f"{list_checkpoints(where / 'checkpoints')}: name one of these folders"
+                f"{run_or_checkpoint} has no checkpoint final yet; it has "
+                f"{list_checkpoints(run_or_checkpoint / 'checkpoints')}: name one of these folders"
             )
-    elif is_checkpoint(where):
-        final = where
+    elif is_checkpoint(run_or_checkpoint):
+        final = run_or_checkpoint
     else:
         raise RunError(
-            f"{where} is neither a run nor a checkpoint; make a run with: etude run recipe --scale small --out FOLDER"
+            f"{run_or_checkpoint} is neither a run nor a checkpoint; make a run with: etude run recipe "
+            f"--scale small --out FOLDER"
         )
     if before is None:
         return [final]
@@ -133,7 +134,7 @@ def list_checkpoints(folder: Path) -> str:
 def load_recipe_settings(folder: Path) -> Recipe:
     """The settings under which a checkpoint was trained: beside it, or in its run; else the recipe's own. Raises
     RunError."""
-    kinds = {"recipe": Recipe, "recipe full": Whole}
+    kinds = {"recipe": Recipe, "recipe full": FullRecipe}
     run = folder.resolve().parent.parent / "config.json"
     record_path = (folder.parent if difference.is_stored(folder) else folder) / RECORD
     path = record_path if record_path.is_file() else run
@@ -150,7 +151,7 @@ def load_recipe_settings(folder: Path) -> Recipe:
         settings = fill(kinds[technique], config)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
-    return settings.small if isinstance(settings, Whole) else settings
+    return settings.small if isinstance(settings, FullRecipe) else settings
 
 
 def agent_in(folder: Path) -> Agent:
@@ -190,7 +191,7 @@ def episode_of(agent: Agent, task: Task, temperature: float, seed: int) -> tuple
     return episode, agent.sampler.model
 
 
-def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> Played:
+def play_one(agent: Agent, task: Task, temperature: float, seed: int) -> RolloutView:
     """The same rollout as a reader sees it. Raises RunError as `episode_of`."""
     return of_episode(agent.name, episode_of(agent, task, temperature, seed)[0], agent.language)
 
@@ -208,25 +209,25 @@ def turns(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(turn)
 
 
-def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
-    """The reader plays `task` with lines of `given`, and hears each answer at once. What was typed on a terminal is not
-    printed again."""
+def listen(agent: Agent, task: Task, input_stream: TextIO, console: Console) -> RolloutView:
+    """The reader plays `task` with lines of `input_stream`, and hears each answer at once. What was typed on a terminal
+    is not printed again."""
     session, pieces, own_tokens, is_terminal = (
         Session(task, agent.recipe.rl.max_turns),
         [Piece("environment", task.prompt)],
         0,
-        given.isatty(),
+        input_stream.isatty(),
     )
 
     def print_pieces(*new_pieces: Piece) -> None:
-        for text in (text for piece in new_pieces for text in said(piece)):
+        for text in (text for piece in new_pieces for text in render_piece(piece)):
             console.print(text, soft_wrap=True, highlight=False)
 
     def read_input_lines() -> Iterator[str]:
         while True:
             if is_terminal:
                 console.print(" " * LABEL, end="")
-            if not (text := given.readline()):
+            if not (text := input_stream.readline()):
                 return
             yield text
 
@@ -246,7 +247,7 @@ def listen(agent: Agent, task: Task, given: TextIO, console: Console) -> Played:
 
 
 def watch(
-    where: Path | None,
+    run_or_checkpoint: Path | None,
     number: int | None,
     new: bool,
     before: str | None,
@@ -260,7 +261,7 @@ def watch(
         raise RunError("--me does not sample an agent; leave out --before, --greedy and --temperature")
     if new and number is not None:
         raise RunError("--task chooses a task, and --new generates one; leave one of them out")
-    agents = [agent_in(folder) for folder in found(where, before)]
+    agents = [agent_in(folder) for folder in find_checkpoints(run_or_checkpoint, before)]
     agent = agents[-1]
     new = number is None
     if seed is None:

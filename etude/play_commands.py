@@ -9,28 +9,31 @@ from typing import Annotated
 
 import typer
 
-from etude import meant
-from etude.given import decimal, whole
+from etude import suggestions
+from etude.command_settings import decimal, integer_option
 from kit import settings
 
 __all__ = ["play"]
 
 
 def play(
-    where: Annotated[
+    run_or_checkpoint: Annotated[
         Path | None,
         typer.Argument(
             help="A run, or a checkpoint's folder.",
             metavar="RUN|CHECKPOINT",
             show_default="the bundled checkpoint",
             readable=False,
-            callback=meant.a_run,
+            callback=suggestions.a_run,
         ),
     ] = None,
     task: Annotated[
         int | None,
         typer.Option(
-            "--task", help="Number of a held-out task of the evaluation.", show_default="a new task", **whole(0, 9999)
+            "--task",
+            help="Number of a held-out task of the evaluation.",
+            show_default="a new task",
+            **integer_option(0, 9999),
         ),
     ] = None,
     new: Annotated[
@@ -53,7 +56,7 @@ def play(
         typer.Option(
             help="Seed of the sampling, and of a new task.",
             show_default="0 with --task, else random",
-            **whole(0, 2**53),
+            **integer_option(0, 2**53),
         ),
     ] = None,
     me: Annotated[
@@ -69,4 +72,4 @@ def play(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise settings.RunError(f"--temperature must be finite and not negative, got {temperature}")
     heat = 0.0 if greedy else temperature
-    importlib.import_module("etude.play").watch(where, task, new, before, heat, seed, me, as_json)
+    importlib.import_module("etude.play").watch(run_or_checkpoint, task, new, before, heat, seed, me, as_json)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etude.chain import Whole, layout, rows_of_step, trained
+from etude.chain import FullRecipe, layout, rows_of_step, trained
 from etude.planning import COUNTS, cells
 from kit.disk import atomic_write
 from kit.settings import RunError
@@ -80,9 +80,9 @@ class Conversations:
     """All tokens, on average."""
     longest: float
     """The agent's own tokens of the longest: the number of decoding steps."""
-    counted: int
+    demonstrations: int
     """Number of demonstrations that were counted."""
-    measured: bool
+    has_tokenizer: bool
     """Whether they were counted with the network's tokenizer."""
 
 
@@ -107,7 +107,7 @@ class Price:
     """Rows per step if the settings have fewer than one for each dp rank and micro-batch; 0 if they have enough."""
 
 
-def conversations(c: Whole, folder: Path | None, count: int = 200) -> Conversations:
+def conversations(c: FullRecipe, folder: Path | None, count: int = 200) -> Conversations:
     """Measures some demonstrations with the tokenizer of a folder, or, without one, in bytes."""
     file = (folder or Path()) / "tokenizer.json"
     has_tokenizer = folder is not None and file.is_file()
@@ -130,7 +130,7 @@ def conversations(c: Whole, folder: Path | None, count: int = 200) -> Conversati
     return Conversations(float(np.mean(lengths)), float(np.max(own_lengths)), count, has_tokenizer)
 
 
-def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conversations) -> list[Price]:
+def prices(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, talk: Conversations) -> list[Price]:
     """The stages in order. Raises RunError if this number of ranks cannot be split as the settings want."""
     t, stretched = c.training, c.training.stretched(network)
     stage_prices = []
@@ -195,7 +195,7 @@ def prices(c: Whole, network: Config, gpus: int, hardware: Hardware, talk: Conve
 
 
 def price_microbatch(
-    c: Whole,
+    c: FullRecipe,
     config: Config,
     ranks_layout: Layout,
     rows: int,
@@ -229,13 +229,13 @@ def price_microbatch(
             + all_parameters * size
             + saved(shape, step.tokens, False, size, 1, ranks_layout.cp)
         )
-        link = hardware.near if ranks_layout.world <= hardware.node else hardware.far
+        link = hardware.node_bandwidth if ranks_layout.world <= hardware.node else hardware.network_bandwidth
         network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
     compute = flops / (hardware.flops * hardware.efficiency)
     return memory, network + max(compute, 3 * memory / hardware.bandwidth)
 
 
-def draft_layers(c: Whole, config: Config, ranks: int) -> tuple[Config, float, int]:
+def draft_layers(c: FullRecipe, config: Config, ranks: int) -> tuple[Config, float, int]:
     """The draft layers as a dense network, their parameters on a rank, and all of them."""
     m = c.mtp.layers
     with torch.device("meta"):
@@ -255,7 +255,7 @@ def flops_of_drafts(config: Config, shape: Config, parameters: int, tokens: int,
 
 
 def price_rl_step(
-    c: Whole, config: Config, gpus: int, hardware: Hardware, lengths: Conversations
+    c: FullRecipe, config: Config, gpus: int, hardware: Hardware, lengths: Conversations
 ) -> tuple[float, float]:
     """Peak bytes of a rank, and seconds of a step."""
     ranks_layout = Layout(**layout(c, gpus, "rl"))
@@ -266,7 +266,7 @@ def price_rl_step(
         c, config, ranks_layout, c.cluster.micro_rows, length, lengths.tokens, hardware, trunk=True, drafts=False
     )
     training = math.ceil(rows / c.cluster.micro_rows) * micro
-    link = hardware.near if gpus <= hardware.node else hardware.far
+    link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth
     parameters = config.parameters()
     gather = 4 * parameters * (gpus - 1) / gpus / link
     sampling = decoding(config, -(-n // gpus), size, hardware, lengths)
@@ -294,8 +294,8 @@ def cache(config: Config, tokens: float, size: int) -> float:
 
 
 def show(
-    found: Sequence[Sequence[Price]],
-    c: Whole,
+    prices_by_gpus: Sequence[Sequence[Price]],
+    c: FullRecipe,
     name: str,
     hardware: str,
     talk: Conversations,
@@ -306,7 +306,7 @@ def show(
     from rich.table import Table
 
     console, machine = console or Console(), HARDWARE[hardware]
-    for stages in found:
+    for stages in prices_by_gpus:
         dollars, seconds = sum(price.dollars for price in stages), sum(price.seconds for price in stages)
         title = f"{name} on {stages[0].gpus} × {hardware}: {span(seconds)}, {dollars:,.0f} dollars"
         table = Table("stage", box=None, header_style="bold", title=title, title_justify="left")
@@ -332,9 +332,9 @@ def show(
         if any(price.raised for price in stages):
             console.print("* more than in the settings: each group of cp ranks needs at least one row")
         console.print()
-    unit = "the tokens" if talk.measured else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
+    unit = "the tokens" if talk.has_tokenizer else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
     length_source = (
-        f"{unit} of {talk.counted} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} "
+        f"{unit} of {talk.demonstrations} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} "
         f"of them the agent's own)"
     )
     numbers: dict[str, Any] = {
@@ -356,9 +356,10 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
-def write(found: Sequence[Sequence[Price]], out: Path) -> None:
+def write(prices_by_gpus: Sequence[Sequence[Price]], out: Path) -> None:
     """Writes recipe-plan.json to a folder."""
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(
-        out / "recipe-plan.json", json.dumps([asdict(price) for stages in found for price in stages], indent=1) + "\n"
+        out / "recipe-plan.json",
+        json.dumps([asdict(price) for stages in prices_by_gpus for price in stages], indent=1) + "\n",
     )

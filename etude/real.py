@@ -63,8 +63,9 @@ def train_arm(root: Path, c: Experiment, arm: str, start: Path, corpus: Path, bu
     fail."""
     steps, out = budget // (c.rows * c.length), root / "runs" / f"{arm}-{budget}-{number}"
     settings = {
-        "checkpoint": str(start.resolve()), "corpus": str(corpus.resolve()) if arm == "package" else None, "rows": c.rows, "length": c.length,
-        "steps": steps, "warmup": -(-steps // 10), "decay": steps // 2, "optimizer": "adamw", "adamw_lr": c.lr, "perplexity_tokens": 0,
+        "checkpoint": str(start.resolve()), "corpus": str(corpus.resolve()) if arm == "package" else None,
+        "rows": c.rows, "length": c.length, "steps": steps, "warmup": -(-steps // 10), "decay": steps // 2,
+        "optimizer": "adamw", "adamw_lr": c.lr, "perplexity_tokens": 0,
         "seed": 1000 * c.seed + number, "dtype": c.dtype, "cp": 1, "ep": 1, "checkpoint_every": 25, "timeout": 900.0,
     }  # fmt: skip
     backend = "nccl" if torch.cuda.device_count() >= c.ranks else "gloo"

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from etude.example_agent import BEFORE, FOLDER
-from etude.play import agent_in, found, play_one, task_of
-from etude.watching import show
+from etude.play import agent_in, find_checkpoints, play_one, task_of
+from etude.terminal import show
 from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
@@ -31,7 +31,7 @@ COMMAND = f"etude play --task {TASK} --before {BEFORE}"
 
 def recorded() -> str:
     """What the command prints below its first line. Raises RunError where the agents are missing."""
-    agents = [agent_in(folder) for folder in found(None, BEFORE)]
+    agents = [agent_in(folder) for folder in find_checkpoints(None, BEFORE)]
     recipe, file = agents[-1].recipe, io.StringIO()
     task = task_of(recipe, TASK, None)
     show([play_one(agent, task, recipe.rl.temperature, 0) for agent in agents], Console(file=file))

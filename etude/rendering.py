@@ -2,19 +2,31 @@
 changed, tests and verdict.
 
 The explorer shows it, and so does the report, which has no scripts. Words and their order are those of the terminal
-(`etude/watching.py`). The less likely a token was, the stronger is its colour. Who points at one, or taps it, reads how
+(`etude/terminal.py`). The less likely a token was, the stronger is its colour. Who points at one, or taps it, reads how
 likely it was and what else was."""
 
 import html
 from collections.abc import Iterator
 
 from environments.sandbox.visible import visible
-from etude.played import Piece, Played
+from etude.rollout_view import Piece, RolloutView
+from etude.terminal import LABEL, outcome
 from etude.tokens import Token, Watched
-from etude.watching import LABEL, outcome
 from sims.drawing import BY_NAME as COLOURS
 
-__all__ = ["EDGES", "END", "STYLE", "box", "chance", "legend", "named", "plain", "shown", "spanned", "told"]
+__all__ = [
+    "EDGES",
+    "END",
+    "STYLE",
+    "box",
+    "chance",
+    "legend",
+    "named",
+    "plain",
+    "render_rollout",
+    "spanned",
+    "describe_token",
+]
 
 AGENT_ROLES = ("agent", "summary")
 EDGES = {"environment": "sky", "agent": "green", "summary": "purple", "context": "grey"}
@@ -24,7 +36,8 @@ OUTCOME_COLOURS = {"green": "green", "red": "red", "bold green": "green", "bold 
 END = "▪"
 """Stands for the token that ends a turn."""
 STYLE = f"""<style>
-.said {{position: relative; border-left: 4px solid; padding: .1rem .6rem; margin: .25rem 0; white-space: pre-wrap; overflow-wrap: anywhere;
+.said {{position: relative; border-left: 4px solid; padding: .1rem .6rem; margin: .25rem 0; \
+white-space: pre-wrap; overflow-wrap: anywhere;
   font-family: 'Source Code Pro', monospace; font-size: .85rem; line-height: 1.7}}
 .said:hover, .said:focus-within {{z-index: 9}}
 .said .who {{display: block; font-family: sans-serif; font-size: .75rem; opacity: .75; line-height: 1.3}}
@@ -32,25 +45,27 @@ STYLE = f"""<style>
 .said .token.kept {{box-shadow: inset 0 -.16em {COLOURS["green"]}}}
 .said .token.refused {{box-shadow: inset 0 -.16em {COLOURS["red"]}}}
 .said .token.rare {{border-bottom: 2px dotted {COLOURS["orange"]}}}
-.said .more {{display: none; position: absolute; left: .6rem; top: 100%; z-index: 1; max-width: 100%; padding: .35rem .6rem; border-radius: 6px;
+.said .more {{display: none; position: absolute; left: .6rem; top: 100%; z-index: 1; \
+max-width: 100%; padding: .35rem .6rem; border-radius: 6px;
   background: #20252b; color: #f5f6f7; font-size: .8rem; line-height: 1.5; white-space: pre-line; pointer-events: none}}
 .said .token:hover .more, .said .token:focus .more {{display: block}}
 .said .token:hover, .said .token:focus {{outline: 2px solid {COLOURS["blue"]}}}
 </style>"""
 
 
-def shown(watched: Watched, most: int) -> str:
-    """A rollout as HTML, up to the agent's message `most`, a turn or a summary; behind the last one what came of it."""
-    parts = [*render_pieces(watched, most)]
-    if most >= len(watched.turns):
-        parts.append(("".join(render_outcome(watched.played)), "grey", ""))
+def render_rollout(watched: Watched, max_messages: int) -> str:
+    """A rollout as HTML, up to the agent's message `max_messages`, a turn or a summary; behind the last one what came
+    of it."""
+    parts = [*render_pieces(watched, max_messages)]
+    if max_messages >= len(watched.turns):
+        parts.append(("".join(render_outcome(watched.view)), "grey", ""))
     return f'<div class="rollout">{"".join(box(*part) for part in parts)}</div>'
 
 
 def render_pieces(watched: Watched, max_messages: int) -> Iterator[tuple[str, str, str]]:
     """The pieces in order, each with a colour and with who said it; what the agent wrote is its tokens."""
     messages, message_count, turns = iter(watched.turns), 0, 0
-    for piece in watched.played.pieces:
+    for piece in watched.view.pieces:
         if piece.role in AGENT_ROLES:
             if message_count == max_messages:
                 return
@@ -62,9 +77,9 @@ def render_pieces(watched: Watched, max_messages: int) -> Iterator[tuple[str, st
             yield render_context_piece(piece), EDGES[piece.role], "" if piece.role == "context" else piece.role
 
 
-def box(inner: str, colour: str, who: str) -> str:
+def box(inner: str, colour: str, speaker: str) -> str:
     """Something that was said, with an edge in the colour of who said it."""
-    label = f'<span class="who">{html.escape(who)}</span>' if who else ""
+    label = f'<span class="who">{html.escape(speaker)}</span>' if speaker else ""
     return f'<div class="said" style="border-color:{COLOURS[colour]}">{label}{inner}</div>'
 
 
@@ -87,13 +102,13 @@ def spanned(token: Token) -> str:
     style = f"background:rgba({red},{green},{blue},{0.06 + 0.5 * (1 - token.probability):.2f})"
     return (
         f'<span class="{classes}" style="{style}" tabindex="-1">{text}<span '
-        f'class="more">{html.escape(told(token))}</span></span>'
+        f'class="more">{html.escape(describe_token(token))}</span></span>'
     )
 
 
-def told(token: Token) -> str:
+def describe_token(token: Token) -> str:
     """A token's probability, and what else was likely."""
-    alternatives = [f"{chance(p)} {named(text)}" for text, p in token.others]
+    alternatives = [f"{chance(p)} {named(text)}" for text, p in token.alternatives]
     drafts = (
         []
         if token.draft is None
@@ -112,7 +127,7 @@ def named(text: str | None) -> str:
     return "end of the turn" if text is None else visible(text).replace(" ", "␣").replace("\n", "↵")
 
 
-def render_outcome(rollout: Played) -> Iterator[str]:
+def render_outcome(rollout: RolloutView) -> Iterator[str]:
     """What changed, tests and verdict, in the words of the terminal."""
     for line in outcome(rollout):
         label, text = line.plain[:LABEL].strip(), line.plain[LABEL:]

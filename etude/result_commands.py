@@ -9,9 +9,19 @@ from typing import Annotated
 
 import typer
 
-from etude import afterwards, catalog, meant
+from etude import catalog, next_steps, suggestions
+from etude.command_settings import (
+    LOG,
+    commands,
+    decimal,
+    experiments,
+    integer_option,
+    merge,
+    read_toml,
+    stored_config,
+    unused,
+)
 from etude.course_commands import need_streamlit
-from etude.given import LOG, commands, decimal, experiments, merge, read_toml, stored_config, unused, whole
 from kit import process, tracking
 from kit.settings import RunError
 
@@ -20,11 +30,11 @@ __all__ = ["claims", "examples", "export_sft", "figure", "results"]
 
 def results(
     runs: Annotated[
-        list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=meant.a_run)
+        list[Path], typer.Argument(help="Finished runs of the recipe, one per seed.", callback=suggestions.a_run)
     ],
     control: Annotated[
         list[Path] | None,
-        typer.Option(help="Finished run with shuffled rewards (the control); repeatable.", callback=meant.a_run),
+        typer.Option(help="Finished run with shuffled rewards (the control); repeatable.", callback=suggestions.a_run),
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/recipe-small.json"),
 ) -> None:
@@ -44,7 +54,7 @@ def results(
 
 def export_sft(
     run: Annotated[
-        Path, typer.Argument(help="Small run of the recipe; it need not be finished.", callback=meant.a_run)
+        Path, typer.Argument(help="Small run of the recipe; it need not be finished.", callback=suggestions.a_run)
     ],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
 ) -> None:
@@ -74,7 +84,7 @@ def figure(
         bool,
         typer.Option("--quick", help="A short run, about half a minute, that checks the code; it gives no verdicts."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **integer_option())] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/figure/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the experiment in the output folder.")] = False,
     config: Annotated[
@@ -99,7 +109,7 @@ def figure(
         return
     entry = catalog.find_experiment(name)
     if entry is None:
-        meant.no_experiment(name, commands(context))
+        suggestions.no_experiment(name, commands(context))
     if out is None:
         out = Path("runs") / "figure" / (entry.name + ("-quick" if quick else ""))
         out = unused(out) if quick and not resume else out
@@ -113,7 +123,7 @@ def figure(
         figures.show_quick(entry.name, record["claims"], figures.COMMITTED)
     else:
         figures.show([claim | {"experiment": entry.name} for claim in record["claims"]])
-        print(f"found:   {figures.counted(record['claims'])}")
+        print(f"found:   {figures.format_counts(record['claims'])}")
     print(f"picture: {out / entry.name}.png\ntable:   {out / entry.name}.csv\nverdict: {out / entry.name}.json")
     if violations := figures.broken_laws(record["claims"]):
         typer.echo(
@@ -121,7 +131,7 @@ def figure(
             err=True,
         )
         raise typer.Exit(1)
-    afterwards.show(afterwards.of_figure(entry, record["quick"]))
+    next_steps.show(next_steps.of_figure(entry, record["quick"]))
 
 
 def _print_experiments() -> None:
@@ -137,7 +147,7 @@ def _print_experiments() -> None:
 def claims(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of finished experiments to add to the file.", callback=meant.a_run),
+        typer.Argument(help="Folders of finished experiments to add to the file.", callback=suggestions.a_run),
     ] = None,
     out: Annotated[
         Path | None,
@@ -160,8 +170,12 @@ def claims(
 
     if all_rows and (figure is not None or verdict is not None):
         raise RunError("--all shows everything; leave it out, or --figure and --verdict")
-    all_claims = figures.gather(folders, out or figures.MINE) if folders else figures.load(out or figures.shown())
-    selected_claims = figures.chosen(all_claims, verdict, figure)
+    all_claims = (
+        figures.gather(folders, out or figures.LOCAL_CLAIMS)
+        if folders
+        else figures.load(out or figures.find_claims_file())
+    )
+    selected_claims = figures.select_claims(all_claims, verdict, figure)
     if not all_rows and figure is None and verdict is None:
         figures.show_summary(all_claims)
         return
@@ -172,7 +186,9 @@ def claims(
 
 
 def examples(
-    run: Annotated[Path, typer.Option(help="A finished run of the recipe.", callback=meant.a_run)] = Path("runs/small"),
+    run: Annotated[Path, typer.Option(help="A finished run of the recipe.", callback=suggestions.a_run)] = Path(
+        "runs/small"
+    ),
     out: Annotated[Path | None, typer.Option(help="Folder for the examples.", show_default="RUN/examples")] = None,
 ) -> None:
     """Record rollouts of a run's agent for the explorer.
@@ -184,7 +200,7 @@ def examples(
     from sims import examples
 
     out, settings, start_time = out or run / examples.PLACE, stored_config(run, "recipe"), time.monotonic()
-    if time_hint := command_times.told("examples", settings):
+    if time_hint := command_times.format_expected_duration("examples", settings):
         print(time_hint, flush=True)
 
     def print_part(part: str) -> None:
@@ -197,4 +213,4 @@ def examples(
     for path in [*examples.write(run, out, progress=print_part), write_recipe(run, out / "recipe")]:
         print(path)
     command_times.remember("examples", settings, time.monotonic() - start_time)
-    afterwards.show(afterwards.of_examples(run, out))
+    next_steps.show(next_steps.of_examples(run, out))

@@ -7,19 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from etude import catalog, meant, playing
-from etude.given import (
+from etude import catalog, suggestions, technique_run
+from etude.command_settings import (
     LOG,
     check_corpus,
     commands,
     decimal,
+    drop_settings,
+    integer_option,
     merge,
     read_toml,
     stored_config,
     techniques,
     unused,
-    whole,
-    without,
 )
 from kit import tracking
 
@@ -44,7 +44,7 @@ def run_technique(
         list[str] | None,
         typer.Option("--set", help="One setting; repeatable; overrides --config.", metavar="KEY=VALUE"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **whole())] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.", **integer_option())] = None,
     corpus: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +86,9 @@ def run_technique(
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(help="Number of ranks in a full run.", show_default="one per GPU; 2 with gloo", **whole()),
+        typer.Option(
+            help="Number of ranks in a full run.", show_default="one per GPU; 2 with gloo", **integer_option()
+        ),
     ] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: CPUs, to rehearse a full run.")] = "nccl",
     help: Annotated[bool, typer.Option("--help", help="Show this help and the settings of TECHNIQUE.")] = False,
@@ -106,7 +108,7 @@ def run_technique(
     if experiment is not None and experiment.name == "cpt-rl" and scale == "full":
         entry = experiment
     if entry is None:
-        meant.no_technique(technique, commands(context))
+        suggestions.no_technique(technique, commands(context))
     if scale not in ("small", "full"):
         raise RunError(f"--scale expects small or full, got {scale!r}")
     service_options = {"store": store, "runtime": runtime, "engine": engine}
@@ -115,7 +117,7 @@ def run_technique(
         raise RunError(f"--backend expects nccl or gloo, got {backend!r}")
     if help:
         print(context.get_help())
-        playing.print_settings(entry, backend if scale == "full" else None)
+        technique_run.print_settings(entry, backend if scale == "full" else None)
         return
     if scale == "full":
         with tracking.logged_to(log):
@@ -133,20 +135,20 @@ def run_technique(
         )  # a demonstration takes seconds, so just run it again
     toml = read_toml(config)
     if entry.name == "recipe":
-        toml = without(config, toml, "a small run", "checkpoint", "cluster", "study")
+        toml = drop_settings(config, toml, "a small run", "checkpoint", "cluster", "study")
     overrides: list[Any] = list(sets or [])
     if seed is not None:
         overrides.append(f"seed={seed}")
     if corpus is not None:
         check_corpus(corpus)
-        keys = [key for key, *_ in describe(playing.config_class(entry)) if key.rpartition(".")[2] == "corpus"]
+        keys = [key for key, *_ in describe(technique_run.config_class(entry)) if key.rpartition(".")[2] == "corpus"]
         if not keys:
             raise RunError(f"{entry.name} does not read a corpus; leave out --corpus")
         overrides.append((keys[0], str(corpus)))
     if resume:
         toml = merge(stored_config(out, entry.name), toml)
     with tracking.logged_to(log):
-        playing.play_technique(entry, out, toml, overrides, resume, checkpoint_seconds)
+        technique_run.play_technique(entry, out, toml, overrides, resume, checkpoint_seconds)
 
 
 def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
@@ -162,12 +164,12 @@ def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc,
     out = out or Path("runs") / f"{entry.name}-full"
     toml = read_toml(config)
     if entry.name == "recipe":
-        toml = without(config, toml, "the recipe", "study")
+        toml = drop_settings(config, toml, "the recipe", "study")
     if entry.name == "async-rl":  # the small world's services, with a group of ranks as their trainer
         if resume:
             toml = merge(stored_config(out, entry.name), toml)
             nproc = nproc or toml["trainers"]
-        return playing.play_technique(
+        return technique_run.play_technique(
             entry, out, toml, overrides + full_settings.grouped(toml, overrides, nproc, backend), resume, cadence
         )
     if resume:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from environments.harness.episode import Budget, Episode
-from environments.harness.mcp import Door, Protocol
+from environments.harness.mcp import McpPolicy, Protocol
 from environments.harness.record import Record
-from environments.harness.tools import chosen
+from environments.harness.tools import select_tools
 from environments.harness.workspace import SYSTEM
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of
-from etude.episodes import FOLDERS, WORKING, graded, job_of, task_of, told, transcript_of
+from etude.episodes import FOLDERS, WORKING, graded, job_of, print_line, task_of, transcript_of
 from kit.settings import Interrupted, RunError
 
 __all__ = ["serve_task"]
@@ -28,7 +28,7 @@ __all__ = ["serve_task"]
 
 def serve_task(
     name: str,
-    who: str,
+    policy_name: str,
     folders: Sequence[Path],
     prompt: str,
     out: Path,
@@ -47,16 +47,16 @@ def serve_task(
     with redirect_streams() as (reader, writer):
         task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
         exam, path = exam_of(task, package), transcript_of(task, out, resume)
-        job = job_of(task, exam, prompt, corpus, strict, who)
+        job = job_of(task, exam, prompt, corpus, strict, policy_name)
         with Record(path) as journal:
             for line in journal.lines:
-                told(line)
-            protocol = Protocol(chosen(job.tools), f"{SYSTEM}\n\n{job.prompt}", metadata.version("etude"))
-            door = Door(protocol, reader, writer, sum(line["kind"] == "reply" for line in journal.lines))
+                print_line(line)
+            protocol = Protocol(select_tools(job.tools), f"{SYSTEM}\n\n{job.prompt}", metadata.version("etude"))
+            door = McpPolicy(protocol, reader, writer, sum(line["kind"] == "reply" for line in journal.lines))
 
             def report_line(line: dict) -> None:
-                told(line)
-                door.told(line)
+                print_line(line)
+                door.on_line(line)
 
             fork = partial(open_sandbox, kind=kind, limits=WORKING)
             episode = Episode(job, door, journal, fork, own_store(cache_folder() / "store"), budget, report_line)

@@ -50,12 +50,12 @@ __all__ = [
     "engines",
     "play",
     "show",
-    "splits",
+    "find_splits",
     "trainer",
     "write",
 ]
 
-PLAYED = 4, 8
+SIMULATED_SIZE = 4, 8
 """Groups of a step that are simulated, and rollouts of a group; the others do as these do."""
 STEPS = 8
 """Steps that are counted, after those in which the pipeline fills and before those in which it drains."""
@@ -183,7 +183,7 @@ class Split:
     """Of an engine."""
     staleness: int
     """The bound on the age, in updates."""
-    kept: int
+    effective_staleness: int
     """The bound that the run keeps to: the fastest one that is no higher."""
     step_s: float
     """Seconds that the trainer needs for a step."""
@@ -202,7 +202,7 @@ class Split:
 
 def trainer(model: str, gpus: int, cp: int, ep: int, length: int, hardware: str, work: Work) -> Trainer:
     """Raises RunError where `etude plan` does."""
-    (step_plan,) = planning.plans(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
+    (step_plan,) = planning.plan_steps(model, [gpus], cp, math.gcd(ep, gpus), length, 1, hardware)
     rows = math.ceil(work.groups * work.rollouts * work.tokens / FULLNESS / step_plan["length"])
     return Trainer(
         gpus,
@@ -263,7 +263,7 @@ def bound(train: Trainer, sampler: Engines, staleness: int, work: Work) -> float
 
 def play(train_s: float, sampler: Engines, staleness: int, work: Work) -> tuple[float, Outcome]:
     """Steps per hour once the pipeline has filled, and all that the simulator saw."""
-    groups, rollouts = min(PLAYED[0], work.groups), min(PLAYED[1], work.rollouts)
+    groups, rollouts = min(SIMULATED_SIZE[0], work.groups), min(SIMULATED_SIZE[1], work.rollouts)
     scale = work.groups * work.rollouts / groups / rollouts  # real rollouts that a simulated one stands for
     slots = max(1, round(sampler.count * sampler.slots / scale))
     seconds: dict[int, float] = {}
@@ -320,7 +320,7 @@ def best(gpus: int, staleness: int, trainers: list[Trainer], engine: Engines, ma
     return fastest
 
 
-def splits(
+def find_splits(
     model: str,
     gpus: list[int],
     cp: int,
@@ -328,10 +328,10 @@ def splits(
     length: int,
     hardware: str,
     work: Work,
-    told: Callable[[int, int, int], None] = lambda done, of, gpus: None,
+    report_progress: Callable[[int, int, int], None] = lambda done, of, gpus: None,
 ) -> list[Split]:
-    """The best split for each number of GPUs and each staleness, in rising order of both. `told`: hears after each how
-    many are done.
+    """The best split for each number of GPUs and each staleness, in rising order of both. `report_progress`: hears
+    after each how many are done.
 
     Raises RunError for unknown names, for rollouts that are longer than a row, and where no split fits."""
     machine, config = planning.hardware_of(hardware), planning.network_of(model)
@@ -365,11 +365,11 @@ def splits(
                 fastest = split
             best_splits.append(replace(fastest, staleness=staleness))
             done += 1
-            told(done, len(gpus) * len(work.staleness), number)
+            report_progress(done, len(gpus) * len(work.staleness), number)
     return best_splits
 
 
-def show(found: list[Split], model: str, hardware: str, work: Work, console: Console | None = None) -> None:
+def show(splits: list[Split], model: str, hardware: str, work: Work, console: Console | None = None) -> None:
     """Prints the table, and the assumptions under it, on `console` or on the terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -379,10 +379,11 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
     table = Table(box=None, header_style="bold", title=title, title_justify="left", padding=(0, 2, 0, 0))
     for heading in ("GPUs", "S", "split", "slots", "step", "steps/h", "waits", "used", "age", "dropped", "$/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for previous, split in zip([None, *found], found):
+    for previous, split in zip([None, *splits], splits):
         table.add_row(
             f"{split.gpus}" if previous is None or previous.gpus != split.gpus else "",
-            f"{split.staleness}" + ("" if split.kept == split.staleness else f" ({split.kept})"),
+            f"{split.staleness}"
+            + ("" if split.effective_staleness == split.staleness else f" ({split.effective_staleness})"),
             f"{split.sampler} + {split.trainer}",
             f"{split.engines} × {split.slots}",
             span(split.step_s),
@@ -395,7 +396,7 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
         )
     console.print(table)
     engine = engines(planning.network_of(model), HARDWARE[hardware], work).gpus
-    simulated_size = " × ".join(f"{min(pair)}" for pair in zip(PLAYED, (work.groups, work.rollouts)))
+    simulated_size = " × ".join(f"{min(pair)}" for pair in zip(SIMULATED_SIZE, (work.groups, work.rollouts)))
     numbers = asdict(work) | {
         "tokens": work.tokens,
         "own": work.own,
@@ -410,10 +411,10 @@ def show(found: list[Split], model: str, hardware: str, work: Work, console: Con
     )
 
 
-def write(found: list[Split], work: Work, out: Path) -> None:
+def write(splits: list[Split], work: Work, out: Path) -> None:
     """Writes rl-plan.json to a folder: the settings, and every split of the table."""
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(
         out / "rl-plan.json",
-        json.dumps({"work": asdict(work), "splits": [asdict(split) for split in found]}, indent=1) + "\n",
+        json.dumps({"work": asdict(work), "splits": [asdict(split) for split in splits]}, indent=1) + "\n",
     )

@@ -28,7 +28,7 @@ class Statement:
     says: str
     tests: tuple[str, ...] = ()
     """Claims and laws that test it: experiment/claim."""
-    why: str = ""
+    reason: str = ""
     """Why it is not tested, and what a test would need."""
 
 
@@ -76,7 +76,7 @@ PRETRAINING = (
         "benchmarks-foretell-less",
         "App. B",
         "agent benchmarks of a base model predict the result of RL less well than base evaluations do",
-        why=CLUSTER,
+        reason=CLUSTER,
     ),
     Statement(
         "strict-accuracy-brittle",
@@ -108,7 +108,7 @@ PRETRAINING = (
         "cpt-knowledge",
         "§3",
         "continued pretraining raises the base model's scores on knowledge benchmarks",
-        why=CLUSTER,
+        reason=CLUSTER,
     ),
 )
 
@@ -141,7 +141,7 @@ DRAFTS = (
         "samples-unchanged",
         "arXiv:2211.17192",
         "acceptance and rejection do not change the distribution of samples",
-        why="verified exactly by tests/ref/test_mtp.py; no experiment measures it",
+        reason="verified exactly by tests/ref/test_mtp.py; no experiment measures it",
     ),
     Statement(
         "drafts-from-mid-cpt",
@@ -194,7 +194,7 @@ GRADIENT = (
         "masking overlong rollouts does not help",
         _in("grpo-bias", "unmasked-cut-off", "masked-cut-off", "masked-longer", "masked-grows"),
     ),
-    Statement("overlong-agent", "§4.1", "masking overlong rollouts does not help in the agent's own RL", why=LAPTOP),
+    Statement("overlong-agent", "§4.1", "masking overlong rollouts does not help in the agent's own RL", reason=LAPTOP),
     Statement(
         "average-rises", "§4.1, Fig. 5", "average reward rises along RL", _in("best-of-k", "average", "best-of-4")
     ),
@@ -208,7 +208,7 @@ GRADIENT = (
         "harder-upsampled",
         "§4.1",
         "in later stages, it helps to sample prompts with more turns and tokens more often",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "close-to-on-policy",
@@ -306,21 +306,23 @@ SUMMARIES = (
         "a chain of more segments has the same weight as one of fewer",
         _in("self-summary", "one-weight"),
     ),
-    Statement("fewer-overlong", "§4.1", "with self-summaries, fewer rollouts are cut off for their length", why=LAPTOP),
     Statement(
-        "hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", why=LAPTOP
+        "fewer-overlong", "§4.1", "with self-summaries, fewer rollouts are cut off for their length", reason=LAPTOP
+    ),
+    Statement(
+        "hard-summarise-more", "self-summarisation post", "the agent summarises more often on hard tasks", reason=LAPTOP
     ),
     Statement(
         "poor-summaries-unlearned",
         "§4.1",
         "summaries that lead to failure are weighted down by the chain's reward",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "better-with-exploration",
         "self-summarisation post",
         "results improve together with thinking and exploration during training",
-        why=AGENT,
+        reason=AGENT,
     ),
 )
 
@@ -389,7 +391,7 @@ REWARDS = (
         _in("monitor", "false-alarms", "exact-means", "three-deviations"),
     ),
     Statement(
-        "style-calibrated", "Composer 2.5", "separate rewards calibrate communication style and effort", why=AGENT
+        "style-calibrated", "Composer 2.5", "separate rewards calibrate communication style and effort", reason=AGENT
     ),
 )
 
@@ -416,7 +418,7 @@ REPLAY = (
         "moe-against-dense",
         "arXiv:2510.11370",
         "the mismatch of a mixture of experts is 2.4 times that of a dense network",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "replay-in-rl",
@@ -440,7 +442,7 @@ REPLAY = (
         "router-learns",
         "§6.2",
         "the router still computes its scores, so that gradients flow through it under replay",
-        why="verified exactly by tests/ref/test_router_replay.py; no experiment measures it",
+        reason="verified exactly by tests/ref/test_router_replay.py; no experiment measures it",
     ),
 )
 
@@ -467,25 +469,25 @@ SYNC = (
         "outages-survived",
         "§6.2",
         "outages of inference or environments do not end training",
-        why="verified by tests/mirror/test_faults.py and make test-faults on one machine; no experiment measures it",
+        reason="verified by tests/mirror/test_faults.py and make test-faults on one machine; no experiment measures it",
     ),
     Statement(
         "groups-restored",
         "§6.2",
         "a restart loads ready groups instead of sampling them again",
-        why="verified by tests/mirror/test_async_command.py on one machine; no experiment measures it",
+        reason="verified by tests/mirror/test_async_command.py on one machine; no experiment measures it",
     ),
     Statement(
         "environment-snapshots",
         "§6.2",
         "memory snapshots carry rollouts over a restart and to verifiers",
-        why="needs snapshots of memory; those of tests/environments/test_snapshots.py hold files",
+        reason="needs snapshots of memory; those of tests/environments/test_snapshots.py hold files",
     ),
     Statement(
         "live-code",
         "§6.2",
         "actors are drained and replaced, so that code can change during a run",
-        why="a worker that dies is replaced during the run; draining workers for new code is not implemented",
+        reason="a worker that dies is replaced during the run; draining workers for new code is not implemented",
     ),
     Statement(
         "weights-mostly-equal",
@@ -515,16 +517,19 @@ SYNC = (
         "sync-by-chain",
         "§6.2",
         "each inference cluster rebuilds weights from the chain by itself",
-        why="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
+        reason="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
     Statement(
-        "upload-sharded", "§6.2", "an upload that all trainer ranks share saturates the network's egress", why=CLUSTER
+        "upload-sharded",
+        "§6.2",
+        "an upload that all trainer ranks share saturates the network's egress",
+        reason=CLUSTER,
     ),
     Statement(
         "standby-gpus",
         "§6.2",
         "training survives outages of GPUs with machines on standby",
-        why="there are no standby machines; a dead worker is restarted",
+        reason="there are no standby machines; a dead worker is restarted",
     ),
 )
 
@@ -533,28 +538,28 @@ SYSTEMS = (
         "packing-balances",
         "§6.1",
         "repacking all sequences by the cost of attention balances the ranks' work",
-        why="verified by tests/ref/test_packing.py; no experiment times it",
+        reason="verified by tests/ref/test_packing.py; no experiment times it",
     ),
     Statement(
-        "cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", why=LAPTOP
+        "cp-sends-less", "§6.1", "context parallelism sends less than tensor parallelism on long rows", reason=LAPTOP
     ),
     Statement(
         "latents-smaller",
         "§6.1",
         "gathering MLA's latents and projecting them locally sends less than keys and values",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "causal-balance",
         "§6.1",
         "2·CP chunks, each early one paired with a late one, balance causal attention",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "expert-parallel-free",
         "§6.1",
         "expert parallelism made of DP and CP ranks computes the same as one rank",
-        why="verified by tests/mirror/test_network.py; no experiment measures it",
+        reason="verified by tests/mirror/test_network.py; no experiment measures it",
     ),
     Statement(
         "leaks-batch",
@@ -593,57 +598,59 @@ SYSTEMS = (
         "same-format-matches",
         "§6.1, Kernels",
         "a trainer in NVFP4 matches an engine in NVFP4 better than one in another format",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "mxfp8-dispatch",
         "§6.1, Kernels",
         "quantising tokens to MXFP8 before dispatch loses nothing, since experts compute in MXFP8",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
-    Statement("two-streams", "§6.1", "micro-batches on two streams hide communication behind matrix products", why=GPU),
+    Statement(
+        "two-streams", "§6.1", "micro-batches on two streams hide communication behind matrix products", reason=GPU
+    ),
     Statement(
         "kernel-times",
         "kernels post",
         "the post's tables: times of quantisation, grouped products and whole layers, against other libraries",
-        why=GPU,
+        reason=GPU,
     ),
     Statement(
         "muon-sharded",
         "Composer 2.5",
         "Muon sharded by attention head and expert takes the same steps as unsharded",
-        why="verified by tests/mirror/test_training.py; no experiment measures it",
+        reason="verified by tests/mirror/test_training.py; no experiment measures it",
     ),
     Statement(
         "dual-mesh",
         "Composer 2.5",
         "separate layouts for expert and other weights send less than one layout for both",
-        why=GPU,
+        reason=GPU,
     ),
     Statement(
         "ep-without-tp",
         "§6.1",
         "expert parallelism free of tensor parallelism makes grouped products more efficient",
-        why=GPU,
+        reason=GPU,
     ),
     Statement(
         "cp-in-fsdp",
         "§6.1",
         "context parallelism folded into FSDP shards the state over more ranks and saves memory",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
-    Statement("latents-hidden", "§6.1", "the gather of latents is hidden behind the projection of queries", why=GPU),
+    Statement("latents-hidden", "§6.1", "the gather of latents is hidden behind the projection of queries", reason=GPU),
     Statement(
         "cp-2-ep-8",
         "Composer 2.5",
         "a context parallelism of 2 and an expert parallelism of 8 need 8 ranks, not 16",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "muon-overlapped",
         "Composer 2.5",
         "overlapped and sharded, a step of Muon takes 0.2 s at 1T parameters",
-        why=GPU,
+        reason=GPU,
     ),
 )
 
@@ -654,44 +661,45 @@ ENVIRONMENTS = (
         "an agent trains in the harness in which it is used: real files, real tools, isolated machines",
         _in("disk-world", "same-curves", "learns-on-disk"),
     ),
-    Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", why=LAPTOP),
-    Statement("tools-removed", "§6.2", "training with tools removed makes the agent steerable", why=LAPTOP),
+    Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", reason=LAPTOP),
+    Statement("tools-removed", "§6.2", "training with tools removed makes the agent steerable", reason=LAPTOP),
     Statement(
         "shadow-backend",
         "§6.2",
         "tools with outside dependencies work from a shadow deployment",
-        why="needs such tools, and a backend to deploy twice",
+        reason="needs such tools, and a backend to deploy twice",
     ),
     Statement(
         "pods-a-second",
         "§6.2",
         "more than 500 virtual machines per second start in a cluster",
-        why="needs a cluster of machines that start virtual ones",
+        reason="needs a cluster of machines that start virtual ones",
     ),
     Statement(
         "start-dear",
         "§6.2",
         "a pod's start costs far more than its steady state",
-        why="`etude bench sandbox` times starts; no experiment does",
+        reason="`etude bench sandbox` times starts; no experiment does",
     ),
     Statement(
         "forks",
         "§6.2",
         "a fork of disk and memory continues a rollout exactly, on the same node or another",
-        why="verified for files, on one machine, by tests/environments/test_snapshots.py; memory is not forked",
+        reason="verified for files, on one machine, by tests/environments/test_snapshots.py; memory is not forked",
     ),
     Statement(
         "egress",
         "§6.2",
         "a transparent proxy blocks what no policy allows, without help of the environment",
-        why="verified by tests/environments/test_door_escapes.py; programs must be configured for our "
+        reason="verified by tests/environments/test_door_escapes.py; programs must be configured for our "
         "proxy, and no experiment measures it",
     ),
     Statement(
         "auto-install",
         "talk",
         "one model proposes commands and tests, a second one installs: repositories become runnable",
-        why="verified for scripts by tests/environments/test_install.py; it needs models that can set a repository up",
+        reason="verified for scripts by tests/environments/test_install.py; it needs models that can set a "
+        "repository up",
     ),
     Statement(
         "feature-deletion",
@@ -707,9 +715,9 @@ ENVIRONMENTS = (
         )
         + _in("feature-deletion", "more-than-functions", "no-fool", "gold-back"),
     ),
-    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", why=CLUSTER),
+    Statement("tasks-25", "Composer 2.5", "25 times as many synthetic tasks keep RL improving", reason=CLUSTER),
     Statement(
-        "tasks-harder", "Composer 2.5", "making tasks harder as the model improves keeps it learning", why=LAPTOP
+        "tasks-harder", "Composer 2.5", "making tasks harder as the model improves keeps it learning", reason=LAPTOP
     ),
     Statement(
         "deletion-hacks",
@@ -721,7 +729,7 @@ ENVIRONMENTS = (
         "bytecode-decompiled",
         "Composer 2.5",
         "deleted features invite reward hacks: leftover bytecode is decompiled",
-        why="tests/environments/test_leaks.py checks that such bytecode is found before an agent sees it; "
+        reason="tests/environments/test_leaks.py checks that such bytecode is found before an agent sees it; "
         "no experiment trains on it",
     ),
     Statement(
@@ -752,13 +760,13 @@ ENVIRONMENTS = (
         "agentic-monitors",
         "Composer 2.5",
         "monitors that are agents themselves detect hacks that no rule describes",
-        why=JUDGE,
+        reason=JUDGE,
     ),
     Statement(
         "judges-suffice",
         "arXiv:2511.21654",
         "a model that judges the change finds hacks, and held-out tests add little",
-        why=JUDGE,
+        reason=JUDGE,
     ),
     Statement(
         "broken-calls-hack",
@@ -794,10 +802,10 @@ ENVIRONMENTS = (
         "evaluated-before-shipping",
         "real-time RL",
         "a candidate is evaluated before release, so that no worse one reaches users",
-        why="verified by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
+        reason="verified by tests/sims/test_real_time_rl.py; no experiment runs the loop without its gate",
     ),
     Statement(
-        "five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", why=PRODUCT
+        "five-hours", "real-time RL", "a loop from users' reactions to a shipped model takes five hours", reason=PRODUCT
     ),
     Statement(
         "local-hints",
@@ -809,13 +817,13 @@ ENVIRONMENTS = (
         "hinted-knows-better",
         "Composer 2.5",
         "the same model with the hint does not make the mistake, and can be the teacher",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "student-pulled",
         "Composer 2.5",
         "a KL at the message pulls the policy without the hint towards the policy with it",
-        why="verified by tests/ref/test_rl.py; no experiment measures it",
+        reason="verified by tests/ref/test_rl.py; no experiment measures it",
     ),
     Statement(
         "hints-say-something",
@@ -833,13 +841,13 @@ ENVIRONMENTS = (
         "demonstrations-as-hints",
         "arXiv:2601.19897",
         "an agent with a demonstration in context teaches itself the skill, and forgets less than by fine-tuning on it",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "solutions-as-hints",
         "arXiv:2601.18734",
         "an agent with a verified solution in context teaches itself with fewer tokens than RL on the outcome",
-        why=LAPTOP,
+        reason=LAPTOP,
     ),
     Statement(
         "hints-without-reward",
@@ -851,19 +859,19 @@ ENVIRONMENTS = (
         "fork-near",
         "§6.2",
         "a fork on the same node is cheaper than one elsewhere",
-        why="needs two nodes; forks are made on one machine",
+        reason="needs two nodes; forks are made on one machine",
     ),
     Statement(
         "longer-loops",
         "real-time RL",
         "with longer tasks the loop's feedback is sparser and less frequent",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
     Statement(
         "organisation-models",
         "real-time RL",
         "models can be trained for single organisations or kinds of work",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
 )
 
@@ -872,68 +880,71 @@ EVALUATION = (
         "bench-lines",
         "§5",
         "CursorBench's tasks change 181 lines at the median, variants of SWE-bench 7–10",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
     Statement(
         "bench-prompts",
         "§5",
         "CursorBench's prompts have 390 characters at the median, others' 1,185–3,055",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
     Statement(
-        "effort-levels", "§7", "effort levels trade accuracy for tokens, latency and cost along one front", why=AGENT
+        "effort-levels", "§7", "effort levels trade accuracy for tokens, latency and cost along one front", reason=AGENT
     ),
     Statement(
         "composer-2-scores",
         "§7",
         "Composer 2: CursorBench 61.3, SWE-bench Multilingual 73.7, Terminal-Bench 61.7",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
     Statement(
         "over-composer-1.5",
         "§7",
         "on CursorBench Composer 2 scores 37% above Composer 1.5 (61.3 and 44.2 give 38.7%)",
-        why=PRODUCT,
+        reason=PRODUCT,
     ),
     Statement(
         "over-the-base",
         "§7",
         "Composer 2 scores above its base, Kimi K2.5, which has 36.0, 65.1 and 47.3 on the same three",
-        why=CLUSTER,
+        reason=CLUSTER,
     ),
     Statement(
         "targeted-evaluations",
         "§5",
         "evaluations of intent, instructions, eager edits, code quality and interruption discriminate between models",
-        why=AGENT,
+        reason=AGENT,
     ),
     Statement(
         "online-evaluation",
         "§5",
         "checkpoints are evaluated during training, each with its weights and a backend of its own",
-        why="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
+        reason="verified by tests/mirror/test_faults.py on one machine; no experiment measures it",
     ),
     Statement(
         "suite-separates",
         "§5; talk",
         "the authors' suite separates models that public benchmarks score alike",
-        why=AGENT,
+        reason=AGENT,
     ),
     Statement(
-        "suite-grows", "§5, Fig. 9", "CursorBench-3 more than doubles lines and files of its first version", why=PRODUCT
+        "suite-grows",
+        "§5, Fig. 9",
+        "CursorBench-3 more than doubles lines and files of its first version",
+        reason=PRODUCT,
     ),
     Statement(
         "prompts-over-specified",
         "§5",
         "over-specified prompts hide intent, and tests then fail correct alternatives",
-        why=AGENT,
+        reason=AGENT,
     ),
-    Statement("contaminated", "§5", "models reproduce patches of public benchmarks from memory", why=CLUSTER),
+    Statement("contaminated", "§5", "models reproduce patches of public benchmarks from memory", reason=CLUSTER),
     Statement(
         "near-base-on-swe",
         "§7",
         "Composer 2 is close to its base on SWE-bench Multilingual and far above it on Terminal-Bench",
-        why=CLUSTER,
+        reason=CLUSTER,
     ),
 )
 
@@ -985,7 +996,7 @@ def open_statements(claims: Sequence[dict]) -> list[tuple[Statement, str]]:
     return [
         (
             statement,
-            statement.why
+            statement.reason
             or "; ".join(dict.fromkeys(reasons.get(name, f"{name} was not run") for name in statement.tests)),
         )
         for statement in STATEMENTS

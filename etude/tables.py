@@ -24,7 +24,7 @@ __all__ = [
     "gpu_decode",
     "gpu_step",
     "kernels",
-    "measured",
+    "load_results",
     "perplexity",
     "plan",
     "plan_output",
@@ -35,7 +35,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def measured(pattern: str) -> list[dict]:
+def load_results(pattern: str) -> list[dict]:
     """The JSON files of results/ that a pattern names. RunError where there is none."""
     paths = sorted((ROOT / "results").glob(pattern))
     if not paths:
@@ -45,7 +45,7 @@ def measured(pattern: str) -> list[dict]:
 
 def recipe() -> str:
     """What RL gained, by seed, and over the seeds."""
-    (result,) = measured("recipe-small.json")
+    (result,) = load_results("recipe-small.json")
     lines = [gain.table(result), "", "| over the seeds | mean difference ± standard deviation |", "|---|---|"]
     for name, title in gain.FIGURES:
         change = result["over_seeds"][name]["difference"]
@@ -62,7 +62,7 @@ def recipe() -> str:
 
 def by_depth() -> str:
     """Success before → after RL by the files that have to be read, mean over the seeds."""
-    (result,) = measured("recipe-small.json")
+    (result,) = load_results("recipe-small.json")
     lines = ["| helpers to read | sampled | best of 8 | greedy |", "|---|---|---|---|"]
     for depth in result["runs"][0]["before"]["by_depth"]:
         cells = []
@@ -78,7 +78,7 @@ def by_depth() -> str:
 
 def perplexity() -> str:
     """Held-out codebase after each stage, by seed."""
-    (result,) = measured("recipe-small.json")
+    (result,) = load_results("recipe-small.json")
     names = {"mid-cpt": "mid-CPT", "cpt": "long context", "sft": "SFT", "final": "RL"}
     lines = ["| codebase perplexity after | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
     for run in result["runs"]:
@@ -89,7 +89,7 @@ def perplexity() -> str:
 
 def decode() -> str:
     """Speculative against plain decoding, by way and seed."""
-    (result,) = measured("recipe-small.json")
+    (result,) = load_results("recipe-small.json")
     ways = {
         "mtp": "drafts of the MTP layers",
         "mtp+recall": "and turns begun with what last followed the same tokens",
@@ -118,7 +118,7 @@ def bench() -> str:
         "ratio | over our plain network |"
     ]
     lines.append("|---" * 6 + "|")
-    for record in measured("model-*.json"):
+    for record in load_results("model-*.json"):
         for result in record["results"]:
             rates, fastest = result["tokens_per_second"], result["their_fastest"]
             low, high = result["ratio_middle_half"]
@@ -141,7 +141,7 @@ def crowded() -> str:
         "products": "matrix products alone",
     }
     lines = []
-    for record in measured("crowded-*.json"):
+    for record in load_results("crowded-*.json"):
         lines += [
             f"| {record['machine']['cpu']}, {record['busy']} cores, median of {record['rounds']} | alone | with "
             f"threads instead | "
@@ -163,7 +163,7 @@ def explorer() -> str:
         "| machine | slowest page, cold | redraw, median of all | median of the slowest control |",
         "|---|---|---|---|",
     ]
-    for record in measured("explorer-*.json"):
+    for record in load_results("explorer-*.json"):
         box, pages, controls = record["machine"], record["pages"], record["controls"]
         page, control = max(pages, key=lambda row: row["cold_s"]), max(controls, key=lambda row: row["median_s"])
         lines.append(
@@ -177,7 +177,7 @@ def explorer() -> str:
 def delta() -> str:
     """How fast one core encodes and decodes differences of weights, by machine."""
     lines = []
-    for record in measured("delta-*.json"):
+    for record in load_results("delta-*.json"):
         lines += [
             f"| {record['machine']['cpu']}, one core, median of {record['rounds']} | changed | times smaller | encode, "
             f"GB/s | of XOR's | "
@@ -205,7 +205,7 @@ def delta() -> str:
 def kernels() -> str:
     """What `etude bench kernels` measured, by GPU: each kernel beside what one would otherwise call."""
     lines = []
-    for record in measured("kernels-nvidia-*.json"):
+    for record in load_results("kernels-nvidia-*.json"):
         box = record["machine"]
         lines += [
             f"| {box['gpu']}, torch {box['torch']}, Triton {box['triton']}, median of "
@@ -242,7 +242,7 @@ def kernels() -> str:
 def gpu_step() -> str:
     """What `etude bench step` measured, by GPU: a training step beside the plan."""
     lines = []
-    for record in measured("step-nvidia-*.json"):
+    for record in load_results("step-nvidia-*.json"):
         box = record["machine"]
         lines += [
             f"| {box['gpu']}, torch {box['torch']} | step | tokens/s | MFU | launches | plan's time / "
@@ -271,7 +271,7 @@ def gpu_step() -> str:
 def gpu_decode() -> str:
     """What `etude bench decode` measured, by GPU: both samplers beside the plan."""
     lines = []
-    for record in measured("decode-nvidia-*.json"):
+    for record in load_results("decode-nvidia-*.json"):
         box = record["machine"]
         lines += [
             f"| {box['gpu']}, torch {box['torch']} | rows | tokens/s, by round | plan's time / measured |",
@@ -289,7 +289,7 @@ def plan_output() -> str:
     from rich.console import Console
 
     text, model, hardware = io.StringIO(), "qwen3_30b_a3b", "h200"
-    step_plans = planning.plans(model, [8, 64, 512], cp=2, ep=8, length=32_768, rows=1, hardware=hardware)
+    step_plans = planning.plan_steps(model, [8, 64, 512], cp=2, ep=8, length=32_768, rows=1, hardware=hardware)
     planning.show(step_plans, model, hardware, Console(file=text, width=110, color_system=None))
     return "\n".join(["```", "$ etude plan", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
@@ -330,7 +330,7 @@ def kernels_plan_output() -> str:
 
 def plan() -> str:
     """What the plan says a step takes, beside what it took, by network and layout."""
-    (record,) = measured("plan-*.json")
+    (record,) = load_results("plan-*.json")
     lines = [
         "| network, parameters | dp · cp · ep | predicted | measured | predicted / measured |",
         "|---|---|---|---|---|",

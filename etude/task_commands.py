@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from etude.given import decimal, whole
+from etude.command_settings import decimal, integer_option
 from kit import process, settings
 
 __all__ = ["tasks_app"]
 
 tasks_app = typer.Typer(no_args_is_help=True, help="Make coding tasks from Python packages, and grade agents on them.")
-JOBS = typer.Option(help="Number of concurrent sandboxes.", show_default="one per core", **whole(1))
+JOBS = typer.Option(help="Number of concurrent sandboxes.", show_default="one per core", **integer_option(1))
 RUN_SECONDS = typer.Option(help="Time limit of a package's tests, in seconds.", **decimal(1.0))
 UNCOUNTED = 10**12
 """No limit on tokens: the tokens of a client's model are not known here."""
@@ -39,11 +39,11 @@ def tasks_make(
     out: Annotated[Path, typer.Option(help="Folder for the recipes, NAME-VERSION.json.")] = Path("tasks"),
     jobs: Annotated[int | None, JOBS] = None,
     seconds: Annotated[float, RUN_SECONDS] = 60.0,
-    again: Annotated[bool, typer.Option("--again", help="Overwrite existing recipes.")] = False,
+    overwrite: Annotated[bool, typer.Option("--again", help="Overwrite existing recipes.")] = False,
     join: Annotated[
         int,
         typer.Option(
-            help="Also delete up to this many pieces of different files at once, for harder tasks.", **whole(1)
+            help="Also delete up to this many pieces of different files at once, for harder tasks.", **integer_option(1)
         ),
     ] = 1,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
@@ -52,7 +52,7 @@ def tasks_make(
 
     Code of packages runs in sandboxes only."""
     if not importlib.import_module("etude.tasks").make_all(
-        packages, out, jobs or process.cores(), seconds, again, sandbox, join
+        packages, out, jobs or process.cores(), seconds, overwrite, sandbox, join
     ):
         raise typer.Exit(2)
 
@@ -105,21 +105,21 @@ def tasks_install(
     out: Annotated[
         Path | None, typer.Option(help="File for the steps that succeeded.", show_default="runs/install/FOLDER.json")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Overwrite the file if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--again", help="Overwrite the file if it exists.")] = False,
     replay: Annotated[
         Path | None, typer.Option(help="Run the steps of this file again instead.", readable=False)
     ] = None,
-    tries: Annotated[int, typer.Option(help="Maximum number of attempts.", **whole(1))] = 5,
+    tries: Annotated[int, typer.Option(help="Maximum number of attempts.", **integer_option(1))] = 5,
     model: Annotated[
         str, typer.Option(help="Address of an OpenAI-compatible server.", show_default="a script, no model")
     ] = "",
     name: Annotated[str, typer.Option(help="Name of the model on the server.")] = "",
-    turns: Annotated[int, typer.Option(help="Maximum number of replies per stage.", **whole(1))] = 40,
+    turns: Annotated[int, typer.Option(help="Maximum number of replies per stage.", **integer_option(1))] = 40,
     minutes: Annotated[
         float, typer.Option(help="Time limit per stage, in wall-clock minutes.", **decimal(0.01))
     ] = 30.0,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", **decimal(0.0))] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **whole())] = 0,
+    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **integer_option())] = 0,
 ) -> None:
     """Install a project in a sandbox, step by step.
 
@@ -132,10 +132,18 @@ def tasks_install(
         return
     sampling = {"temperature": temperature, "seed": seed}
     policy = install_module.policy_of(model, name, sampling) if model else None
-    who = f"{name}, {json.dumps(sampling)}" if model else ""
+    policy_name = f"{name}, {json.dumps(sampling)}" if model else ""
     out = out or Path("runs/install") / f"{folder.resolve().name}.json"
     install_module.install(
-        folder, index, out, tries, policy, who, Budget(turns=turns, seconds=60 * minutes), private_index, again
+        folder,
+        index,
+        out,
+        tries,
+        policy,
+        policy_name,
+        Budget(turns=turns, seconds=60 * minutes),
+        private_index,
+        overwrite,
     )
 
 
@@ -143,9 +151,11 @@ def tasks_install(
 def tasks_levels(
     recipes: Annotated[list[Path], typer.Argument(help="Recipes, or folders of them.", readable=False)],
     number: Annotated[
-        int, typer.Option("--number", help="Number of levels; all have about as many tasks.", **whole(1))
+        int, typer.Option("--number", help="Number of levels; all have about as many tasks.", **integer_option(1))
     ] = 6,
-    level: Annotated[int | None, typer.Option(help="List the tasks of this level, from 0.", **whole(0))] = None,
+    level: Annotated[
+        int | None, typer.Option(help="List the tasks of this level, from 0.", **integer_option(0))
+    ] = None,
 ) -> None:
     """Sort the tasks of recipes by difficulty, easiest first."""
     importlib.import_module("etude.tasks").show_levels(recipes, number, level)
@@ -165,14 +175,15 @@ def tasks_try(
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    turns: Annotated[int, typer.Option(help="Maximum number of replies.", **whole(1))] = 40,
-    tokens: Annotated[int, typer.Option(help="Maximum number of sampled tokens.", **whole(1))] = 60_000,
+    turns: Annotated[int, typer.Option(help="Maximum number of replies.", **integer_option(1))] = 40,
+    tokens: Annotated[int, typer.Option(help="Maximum number of sampled tokens.", **integer_option(1))] = 60_000,
     context: Annotated[
-        int, typer.Option(help="Context length in tokens; close to it, the model writes a summary.", **whole(500))
+        int,
+        typer.Option(help="Context length in tokens; close to it, the model writes a summary.", **integer_option(500)),
     ] = 16_000,
     minutes: Annotated[float, MINUTES] = 30.0,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", **decimal(0.0))] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **whole())] = 0,
+    seed: Annotated[int, typer.Option(help="Seed, sent with each request.", **integer_option())] = 0,
     strict: Annotated[bool, STRICT] = False,
     tool_choice: Annotated[
         Literal["auto", "required"], typer.Option(help="required: each reply must call a tool.")
@@ -231,12 +242,12 @@ def tasks_grade(
 @tasks_app.command("serve")
 def tasks_serve(
     task: Annotated[str, TASK],
-    who: Annotated[str, typer.Option(help="Name of the player in the transcript.")] = "an MCP client",
+    policy_name: Annotated[str, typer.Option(help="Name of the player in the transcript.")] = "an MCP client",
     recipes: Annotated[list[Path] | None, RECIPES] = None,
     prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
     out: Annotated[Path, EPISODES] = Path("runs/episodes"),
     resume: Annotated[bool, RESUME] = False,
-    calls: Annotated[int, typer.Option(help="Maximum number of calls.", **whole(1))] = 400,
+    calls: Annotated[int, typer.Option(help="Maximum number of calls.", **integer_option(1))] = 400,
     minutes: Annotated[float, MINUTES] = 60.0,
     strict: Annotated[bool, STRICT] = False,
     corpus: Annotated[Path | None, CORPUS] = None,
@@ -252,7 +263,7 @@ def tasks_serve(
 
     budget = Budget(calls, UNCOUNTED, 60 * minutes, UNCOUNTED)
     arguments = prompt, out, resume, budget, strict, corpus, jobs or process.cores(), seconds, sandbox, fresh
-    importlib.import_module("etude.serve").serve_task(task, who, recipes or (), *arguments)
+    importlib.import_module("etude.serve").serve_task(task, policy_name, recipes or (), *arguments)
 
 
 @tasks_app.command("hints")

@@ -7,13 +7,13 @@ import json
 import math
 from pathlib import Path
 
-from environments.sandbox.cache import cache_folder, made
+from environments.sandbox.cache import cache_folder, make_folder
 from environments.tasks.package import Package
 from etude.expected import line
 from kit.disk import Journal, read_lines
 from kit.process import processor
 
-__all__ = ["remember", "told"]
+__all__ = ["remember", "format_expected_duration"]
 
 
 def times_path() -> Path:
@@ -34,12 +34,12 @@ def make_key(operation: str, package: Package, join: int, jobs: int, kind: str) 
     }
 
 
-def remember(what: str, package: Package, join: int, jobs: int, kind: str, seconds: float, count: int = 1) -> None:
-    """Adds a line: `what` (made, remade or graded) took so long, for `count` of its parts. A folder that cannot be
+def remember(operation: str, package: Package, join: int, jobs: int, kind: str, seconds: float, count: int = 1) -> None:
+    """Adds a line: `operation` (made, remade or graded) took so long, for `count` of its parts. A folder that cannot be
     written loses the line, and no task."""
-    row = {**make_key(what, package, join, jobs, kind), "seconds": round(seconds, 2), "count": count}
+    row = {**make_key(operation, package, join, jobs, kind), "seconds": round(seconds, 2), "count": count}
     try:
-        made(times_path().parent)
+        make_folder(times_path().parent)
         log = Journal(times_path())
         try:
             log.append(("\n" if log.torn() else "").encode() + json.dumps(row).encode() + b"\n")
@@ -65,10 +65,10 @@ def is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def told(what: str, package: Package, join: int, jobs: int, kind: str, tasks: int = 0) -> str:
+def format_expected_duration(operation: str, package: Package, join: int, jobs: int, kind: str, tasks: int = 0) -> str:
     """The line for a package that is made into tasks (made), or made again (remade) with so many tasks graded; empty
     where the time is short or unknown."""
-    making = read_last_seconds(what, package, join, jobs, kind)
+    making = read_last_seconds(operation, package, join, jobs, kind)
     grading = read_last_seconds("graded", package, join, jobs, kind) if tasks else 0.0
     if making is None or grading is None:
         return ""

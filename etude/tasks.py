@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from environments.grading.guarded import Trust, examined
+from environments.grading.guarded import Trust, prepare_exam
 from environments.grading.lay import write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harbor import export as harbor
@@ -25,17 +25,17 @@ from environments.sandbox.interface import Limits
 from environments.sandbox.open import Kind, open_sandbox
 from environments.sandbox.visible import one_line
 from environments.tasks.check import check as graded
-from environments.tasks.check import exam_of, unflagged, ungradable
-from environments.tasks.kept import keep
+from environments.tasks.check import drop_flagged_tasks, exam_of, ungradable
 from environments.tasks.levels import bits_of, sorted_by
-from environments.tasks.make import Made, Task, make
+from environments.tasks.make import MakeResult, Task, make_tasks
 from environments.tasks.package import Package
-from environments.tasks.recipe import as_json, differences, prepared
+from environments.tasks.recipe import compare_recipe, make_recipe, prepare_package
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source
-from etude import afterwards, task_times
-from etude.line import Line
+from environments.tasks.task_cache import save_task
+from etude import next_steps, task_times
+from etude.progress_line import Line
 from kit.disk import Journal, atomic_write, read_json, read_lines
 from kit.settings import RunError
 
@@ -61,27 +61,31 @@ def made_of(
     jobs: int,
     seconds: float,
     kind: Kind,
-    known: Mapping[str, Collection[str]] | None = None,
+    known_unused: Mapping[str, Collection[str]] | None = None,
     join: int = 1,
-) -> tuple[Package, Mapping[str, Collection[str]], Made, float]:
+) -> tuple[Package, Mapping[str, Collection[str]], MakeResult, float]:
     """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`;
-    `known`: those that a recipe has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`: pieces
-    that are taken out at once, at most. Raises ValueError for what is no material, and RunError."""
+    `known_unused`: those that a recipe has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`:
+    pieces that are taken out at once, at most. Raises ValueError for what is no material, and RunError."""
     since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
     try:
         runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
-        package, left_out = prepared(package, runner, known and [*known["slow"], *known["flaky"], *known["ungradable"]])
-        unused = {"left out": left_out, "slow": runner.without, "ungradable": ()}
-        if known is None:
+        package, left_out = prepare_package(
+            package,
+            runner,
+            known_unused and [*known_unused["slow"], *known_unused["flaky"], *known_unused["ungradable"]],
+        )
+        unused = {"left out": left_out, "slow": runner.skipped_tests, "ungradable": ()}
+        if known_unused is None:
             (outcomes,) = runner.outcomes({**package.files, **package.tests})
             passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
             grader = partial(open_sandbox, kind=kind, limits=GRADING)
             unused["ungradable"] = ungradable(package, passed, grader, grading_timeout(seconds))
-            runner.without |= {*unused["ungradable"]}
+            runner.skipped_tests |= {*unused["ungradable"]}
             if unseen_tests := unused["ungradable"]:
                 line.end()
                 refuse_ungradable(package, passed, unseen_tests)
-        task_set = unflagged(make(package, runner, join=join), package)
+        task_set = drop_flagged_tasks(make_tasks(package, runner, join=join), package)
     finally:
         line.end()
     return package, unused, task_set, time.monotonic() - since
@@ -93,38 +97,45 @@ def grading_timeout(seconds: float) -> float:
     return max(seconds, min(10 * seconds, GRADING.seconds - 30))
 
 
-def refuse_ungradable(package: Package, passed: Collection[str], lost: Sequence[str], least: int = 3) -> None:
-    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `lost`: those
-    that it does not see pass."""
-    if len(passed) < least or len(passed) - len(lost) >= least:
+def refuse_ungradable(package: Package, passed: Collection[str], unseen_tests: Sequence[str], least: int = 3) -> None:
+    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `unseen_tests`:
+    those that it does not see pass."""
+    if len(passed) < least or len(passed) - len(unseen_tests) >= least:
         return
     summary = (
-        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(lost)} of them fail in the grader"
+        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(unseen_tests)} of "
+        f"them fail in the grader"
     )
-    file = lost[0].partition("::")[0]
+    file = unseen_tests[0].partition("::")[0]
     reason = "which copies Python files only, and no data files"
     try:
         decode_source(package.tests.get(file, b""))
     except ValueError as error:
         reason = f"{file}: {error}"
-    raise ValueError(f"{summary}, such as {lost[0]} ({reason}); nothing can be made of it")
+    raise ValueError(f"{summary}, such as {unseen_tests[0]} ({reason}); nothing can be made of it")
 
 
 def make_all(
-    specs: Sequence[str], out: Path, jobs: int, seconds: float, again: bool, kind: Kind = "bubblewrap", join: int = 1
+    specs: Sequence[str],
+    out: Path,
+    jobs: int,
+    seconds: float,
+    overwrite: bool,
+    kind: Kind = "bubblewrap",
+    join: int = 1,
 ) -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is
-    said in one line, and the next one comes. A recipe that is there stays, unless `again`. `kind`: of the sandboxes.
-    `join`: pieces that are taken out at once, at most. True if all packages gave tasks."""
+    said in one line, and the next one comes. A recipe that is there stays, unless `overwrite`. `kind`: of the
+    sandboxes. `join`: pieces that are taken out at once, at most. True if all packages gave tasks."""
     rows, all_succeeded = [], True
     for spec in specs:
         try:
             package = package_of(spec, cache_folder() / "sdists")
             path = out / f"{package.name}-{package.version}.json"
-            if path.exists() and not again:
+            if path.exists() and not overwrite:
                 print(f"{path} already exists; --again overwrites it")
                 continue
-            if time_hint := task_times.told("made", package, join, jobs, kind):
+            if time_hint := task_times.format_expected_duration("made", package, join, jobs, kind):
                 print(time_hint, flush=True)
             package, unused, task_set, elapsed = made_of(package, jobs, seconds, kind, join=join)
             if not task_set.tasks:
@@ -139,9 +150,9 @@ def make_all(
             all_succeeded = False
             continue
         out.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(as_json(spec, package, unused, task_set, join), indent=1) + "\n")
+        atomic_write(path, json.dumps(make_recipe(spec, package, unused, task_set, join), indent=1) + "\n")
         for task in task_set.tasks:
-            keep(cache_folder() / "tasks", task, package)
+            save_task(cache_folder() / "tasks", task, package)
         rejections = ", ".join(f"{count} {kind}" for kind, count in sorted(task_set.why_not.items()))
         exclusions = [
             *unused["left out"],
@@ -149,26 +160,28 @@ def make_all(
         ]
         exclusion_note = f"; left out: {', '.join(exclusions)}" if exclusions else ""
         print(
-            f"{path}: {len(task_set.tasks)} tasks of {task_set.tried} pieces in {elapsed:.0f} s "
+            f"{path}: {len(task_set.tasks)} tasks of {task_set.piece_count} pieces in {elapsed:.0f} s "
             f"({rejections}){exclusion_note}",
             flush=True,
         )
-        rows.append((len(task_set.tasks), task_set.tried, elapsed))
+        rows.append((len(task_set.tasks), task_set.piece_count, elapsed))
     if len(rows) > 1:
         tasks, piece_count, elapsed = map(sum, zip(*rows, strict=True))
         print(f"{tasks} tasks of {piece_count} pieces from {len(rows)} packages, {60 * tasks / elapsed:.1f} a minute")
     if rows:
-        afterwards.show(afterwards.of_tasks(out, checked=False))
+        next_steps.show(next_steps.of_tasks(out, checked=False))
     return all_succeeded
 
 
-def without_tasks(made: Made) -> str:
+def without_tasks(task_set: MakeResult) -> str:
     """Why a package gave no tasks."""
-    if not made.tried:
+    if not task_set.piece_count:
         return "no tasks: no function or class of its source can be deleted"
-    label, reasons = min(made.reasons.items(), key=lambda item: (-made.why_not[item[1][0].partition(":")[0]], item[0]))
-    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(made.why_not.items()))
-    return f"no tasks of {made.tried} pieces ({counts}), such as {label}: {reasons[0]}"
+    label, reasons = min(
+        task_set.reasons.items(), key=lambda item: (-task_set.why_not[item[1][0].partition(":")[0]], item[0])
+    )
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(task_set.why_not.items()))
+    return f"no tasks of {task_set.piece_count} pieces ({counts}), such as {label}: {reasons[0]}"
 
 
 def describe_fault(error: Exception) -> str:
@@ -193,7 +206,7 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
                 "graded", package, recipe.get("join", 1), jobs, kind, time.monotonic() - since, graded_count
             )
         problems = [
-            *differences(recipe, package, task_set),
+            *compare_recipe(recipe, package, task_set),
             *(f"{task.id}: {fault}" for task in task_set.tasks for fault in results[task.id]["faults"]),
         ]
         verdict = f"{len(problems)} wrong" if problems else "the original code gets reward 1, no change 0"
@@ -215,13 +228,13 @@ def check_all(paths: Sequence[Path], jobs: int, seconds: float, kind: Kind = "bu
     if len(gradings) > 1 and (all_seconds := [*itertools.chain(*gradings)]):
         print(f"{len(all_seconds)} tasks in all: a grading takes {median(all_seconds):.2f} s (median)")
     if all_passed and paths:
-        afterwards.show(afterwards.of_tasks(paths[0], checked=True))
+        next_steps.show(next_steps.of_tasks(paths[0], checked=True))
     return all_passed
 
 
 def remake_tasks(
     paths: Sequence[Path], jobs: int, seconds: float, kind: Kind, grade: bool = False, ask: bool = True
-) -> Iterator[tuple[Path, dict, Package, Made]]:
+) -> Iterator[tuple[Path, dict, Package, MakeResult]]:
     """Each recipe with what is made of its package now; of other files nothing is made, for it could not be the same.
     Before that comes a line with the time that it will take, with `grade` that of grading too. Raises RunError for what
     is no recipe, and where nothing can be made."""
@@ -229,15 +242,15 @@ def remake_tasks(
         recipe = recipe_of(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
-            if package.without(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
-                task_set = Made((), 0, {}, ())
+            if package.remove_tests(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
+                task_set = MakeResult((), 0, {}, ())
             else:
                 join, previous_checks = (
                     recipe.get("join", 1),
                     read_checks(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask),
                 )
                 todo = max(0, len(recipe["tasks"]) - len(previous_checks)) if grade else 0
-                if time_hint := task_times.told("remade", package, join, jobs, kind, todo):
+                if time_hint := task_times.format_expected_duration("remade", package, join, jobs, kind, todo):
                     print(time_hint, flush=True)
                 package, _, task_set, elapsed = made_of(package, jobs, seconds, kind, unused_of(recipe), join)
                 task_times.remember("remade", package, join, jobs, kind, elapsed)
@@ -257,9 +270,9 @@ def export_all(
     for path, recipe, package, task_set in remake_tasks(paths, jobs, seconds, kind):
         judges = judges_of(kind)
         for task in task_set.tasks:
-            exam = examined(exam_of(task, package), task.id, judges.fresh, seconds, judges)
+            exam = prepare_exam(exam_of(task, package), task.id, judges.fresh, seconds, judges)
             write_anew(harbor.folder(task, package, metadata.version("pytest"), seconds, exam), out / task.id)
-        problems = differences(recipe, package, task_set)
+        problems = compare_recipe(recipe, package, task_set)
         print(
             f"{path}: {len(task_set.tasks)} tasks, made again and written to {out}",
             *(f"  {problem}" for problem in problems),
@@ -283,7 +296,7 @@ def write_anew(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def grade_tasks(
-    path: Path, package: Package, task_set: Made, jobs: int, seconds: float, kind: Kind, ask: bool = True
+    path: Path, package: Package, task_set: MakeResult, jobs: int, seconds: float, kind: Kind, ask: bool = True
 ) -> dict[str, dict]:
     """Task → what is wrong with it, `faults`, and with `ask` the number of its fresh inputs, `fresh`. What stands in
     the file at `path` already is not looked at again; the rest is added there."""
@@ -331,7 +344,7 @@ def told_of(task: Task, package: Package, seconds: float, kind: Kind, ask: bool)
         "trust": grading.trust.name.lower(),
         "seconds": round(grading.seconds, 3),
     }
-    return row | ({"fresh": grading.asked} if ask else {})
+    return row | ({"fresh": grading.question_count} if ask else {})
 
 
 def show_levels(paths: Sequence[Path], number: int, level: int | None = None) -> None:

@@ -4,7 +4,7 @@ it.
 The network reads each context once more, in one pass and with the experts that the sampler recorded, so a token has the
 probability with which it was sampled. Two float32 engines differ by rounding alone: tests hold the two within 1e-4. A
 greedy rollout has no distribution; it is shown at temperature 1. With draft layers, each token knows whether it would
-have been a draft (`etude/drafted.py`).
+have been a draft (`etude/draft_acceptance.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from etude import drafted
-from etude.drafted import Drafter, Tally
+from etude import draft_acceptance
+from etude.draft_acceptance import Drafter, Tally
 from etude.play import Agent, episode_of
-from etude.played import Played, of_episode
+from etude.rollout_view import RolloutView, of_episode
 from kit.process import one_thread
 from ref.network import Transformer
 from ref.rollout import Rollout
@@ -26,9 +26,9 @@ from ref.self_summary import Segment
 from sims.microrepo import Task
 from sims.recipe.agent import Language, parted
 
-__all__ = ["OTHERS", "Token", "Watched", "texts", "turns", "watched"]
+__all__ = ["NUM_ALTERNATIVES", "Token", "Watched", "texts", "turns", "watched"]
 
-OTHERS = 3
+NUM_ALTERNATIVES = 3
 """How many other tokens are named."""
 
 
@@ -39,7 +39,7 @@ class Token:
     text: str | None
     """What it adds to its turn; None for the one that ends it."""
     probability: float
-    others: tuple[tuple[str | None, float], ...]
+    alternatives: tuple[tuple[str | None, float], ...]
     """The likeliest other tokens and their probabilities, best first."""
     experts: tuple[tuple[int, ...], ...]
     """The experts of each layer at the position that predicted it; empty for a dense network."""
@@ -53,7 +53,7 @@ class Watched:
 
     name: str
     """The checkpoint's, where it stands among others of its run."""
-    played: Played
+    view: RolloutView
     turns: tuple[tuple[Token, ...], ...]
     """Tokens of each turn and summary that the agent wrote."""
 
@@ -65,7 +65,7 @@ class Watched:
     @property
     def drafts(self) -> Tally:
         """What drafts would have done."""
-        return drafted.tally([token.draft for token in turn] for turn in self.turns)
+        return draft_acceptance.tally([token.draft for token in turn] for turn in self.turns)
 
 
 def watched(agent: Agent, task: Task, temperature: float, seed: int, drafts: bool = False) -> Watched:
@@ -113,7 +113,7 @@ def read_turns(
         has_end = ids[span.stop - 1] == language.env
         token_texts = [*texts(language, ids[span.start : span.stop - has_end]), *[None] * has_end]
         places = range(span.start, span.stop)
-        drafts = drafted.of_turn(chances, offers, ids, places, draws)
+        drafts = draft_acceptance.of_turn(chances, offers, ids, places, draws)
         rows = zip(places, token_texts, drafts, strict=True)
         yield tuple(
             make_token(chances[position - 1], ids[position], text, experts[position - 1], draft, language)
@@ -130,9 +130,11 @@ def make_token(
     language: Language,
 ) -> Token:
     """A token from the distribution [V] that it was drawn from and the experts [L, K] of its position."""
-    best = [index for index in chances.topk(min(OTHERS + 1, len(chances))).indices.tolist() if index != sampled_index][
-        :OTHERS
-    ]
+    best = [
+        index
+        for index in chances.topk(min(NUM_ALTERNATIVES + 1, len(chances))).indices.tolist()
+        if index != sampled_index
+    ][:NUM_ALTERNATIVES]
     alternatives = tuple(
         (None if index == language.env else language.decode([index]), float(chances[index])) for index in best
     )

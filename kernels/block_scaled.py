@@ -50,14 +50,14 @@ def scale_tiles(scales, first, last, k, last_k, across, NONE: tl.constexpr, ROWS
     they are (`tcgen05.cp`) if they are loaded like this: two axes, whole tiles along the inner one, and then named
     again in this order."""
     i = tl.minimum(first + tl.arange(0, ROWS), last).to(tl.int64)
-    within = tl.arange(0, WIDE * 512)
-    inside = within < (last_k + 1 - k) * 512
-    found = tl.load(
-        scales + (i[:, None] * across + k) * 512 + within[None, :],
+    offsets = tl.arange(0, WIDE * 512)
+    inside = offsets < (last_k + 1 - k) * 512
+    values = tl.load(
+        scales + (i[:, None] * across + k) * 512 + offsets[None, :],
         tl.broadcast_to(inside[None, :], (ROWS, WIDE * 512)),
         other=NONE,
     )
-    return tl.reshape(tl.trans(tl.reshape(found, (ROWS, WIDE, 32, 4, 4)), 0, 3, 2, 1, 4), (ROWS * 128, WIDE * 4))
+    return tl.reshape(tl.trans(tl.reshape(values, (ROWS, WIDE, 32, 4, 4)), 0, 3, 2, 1, 4), (ROWS * 128, WIDE * 4))
 
 
 @triton.jit
@@ -198,8 +198,8 @@ def scaled_rows_kernel(
     """Rows of a [P, K], of which expert e has those up to ends[e], all multiples of 128, times their experts' b [E, O,
     K]. The results of expert e are the rows of out up to out_ends[e]: the same places, or closed up."""
     across = tl.cdiv(O, BN)
-    found, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, across, EP, BM)
-    if found:
+    is_valid, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, across, EP, BM)
+    if is_valid:
         m, n = first + tl.arange(0, BM), column.to(tl.int64) * BN + tl.arange(0, BN)
         y = scaled_product(
             a,
@@ -292,13 +292,13 @@ def scaled_weights_kernel(
     store_tile(out + e * O * D, y, a, b, m, m, m < O, n, n < D, D, FORM, UPCAST)
 
 
-def typed(one: Operand) -> tuple[Tensor, Tensor, Tensor]:
+def typed(operand: Operand) -> tuple[Tensor, Tensor, Tensor]:
     """An operand's tensors as their formats: the tensor core takes a tile from shared memory only if nothing
     reinterprets it on the way."""
-    data, scales, whole = one.tensors()
-    if one.whole is not None:
-        return data, scales.view(torch.float8_e4m3fn), whole
-    return data.view(torch.float8_e4m3fn), scales, whole
+    data, scales, token_scales = operand.tensors()
+    if operand.token_scales is not None:
+        return data, scales.view(torch.float8_e4m3fn), token_scales
+    return data.view(torch.float8_e4m3fn), scales, token_scales
 
 
 def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
@@ -316,7 +316,7 @@ def matmul(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
             N,
             a.data.shape[1],
             *strides,
-            FORM=3 if a.whole is not None else 2,
+            FORM=3 if a.token_scales is not None else 2,
             UPCAST=INTERPRETED,
             BM=BM,
         )
@@ -348,7 +348,7 @@ def rows_of_experts(a: Operand, b: Operand, ends: Tensor, out_ends: Tensor, rows
             a.across(),
             b.across(),
             EP=triton.next_power_of_2(E),
-            FORM=3 if a.whole is not None else 2,
+            FORM=3 if a.token_scales is not None else 2,
             UPCAST=INTERPRETED,
             BM=BM,
         )

@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 from .launch import tile as named
 from .registry import Launch, launches
 from .unfit import UNFIT
-from .work import of_tile, once
+from .work import count_launch_work, count_tile_work
 
 __all__ = ["ARCHITECTURES", "Architecture", "Job", "Record", "blocks_per_unit", "compiled", "jobs", "text", "versions"]
 
@@ -63,14 +63,16 @@ class Architecture:
 
 ARCHITECTURES = {
     "sm_90": Architecture(
-        GPUTarget("cuda", 90, 32), 65536, 256, 228 * 1024, 227 * 1024, 1024, 64, 32, "H200", 4.8e12, {"fp32": 67e12, "16": 989e12, "8": 1979e12}
+        GPUTarget("cuda", 90, 32), 65536, 256, 228 * 1024, 227 * 1024, 1024, 64, 32, "H200", 4.8e12,
+        {"fp32": 67e12, "16": 989e12, "8": 1979e12}
     ),
     "sm_100": Architecture(
         GPUTarget("cuda", 100, 32), 65536, 256, 228 * 1024, 227 * 1024, 1024, 64, 32, "B200", 8e12,
         {"fp32": 80e12, "16": 2250e12, "8": 4500e12, "4": 9000e12}, 512,
     ),
     "gfx950": Architecture(
-        GPUTarget("hip", "gfx950", 64), 131072, 512, 160 * 1024, 160 * 1024, 0, 32, 32, "MI355X", 8e12, {"fp32": 157e12, "16": 2500e12, "8": 5000e12}
+        GPUTarget("hip", "gfx950", 64), 131072, 512, 160 * 1024, 160 * 1024, 0, 32, 32, "MI355X", 8e12,
+        {"fp32": 157e12, "16": 2500e12, "8": 5000e12}
     ),
 }  # fmt: skip
 """Limits: CUDA C++ Programming Guide, compute capabilities 9.0 and 10.0; AMD CDNA4 ISA. Cards: data sheets of H200, HGX
@@ -109,7 +111,7 @@ class Job:
     def key(self) -> str:
         """See `Record.key`."""
         launch = self.launch
-        what = (
+        parts = (
             sources(launch.kernel),
             launch.signature,
             launch.constants,
@@ -118,7 +120,7 @@ class Job:
             named(self.tile),
             self.target,
         )
-        return hashlib.sha256(repr((triton.__version__, *what)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((triton.__version__, *parts)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -187,14 +189,14 @@ def sources(function: JITFunction) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    found = [ast.dump(tree)]
+    parts = [ast.dump(tree)]
     for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
         value = function.fn.__globals__.get(name)
         if isinstance(value, JITFunction):
-            found.append(sources(value))
+            parts.append(sources(value))
         elif isinstance(value, triton.language.constexpr | int | float):
-            found.append(f"{name} = {value!r}")
-    return "\n".join(found)
+            parts.append(f"{name} = {value!r}")
+    return "\n".join(parts)
 
 
 def binary(job: Job) -> CompiledKernel:
@@ -205,44 +207,44 @@ def binary(job: Job) -> CompiledKernel:
         (at,): {**launch.constants, **tile.kwargs}.get(name) for at, name in enumerate(launch.kernel.arg_names)
     }
     constants = {at: value for at, value in constants.items() if value is not None}
-    known = {
-        at: [one for one in some if not nvidia or one[0] != "tt.pointer_range"]
-        for at, some in launch.attributes.items()
+    attributes = {
+        at: [pair for pair in properties if not nvidia or pair[0] != "tt.pointer_range"]
+        for at, properties in launch.attributes.items()
     }
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **launch.options}
     return triton.compile(
-        ASTSource(launch.kernel, launch.signature, constants, known), target=architecture.target, options=options
+        ASTSource(launch.kernel, launch.signature, constants, attributes), target=architecture.target, options=options
     )
 
 
-def text(job: Job, what: str) -> str:
-    """The code itself; what: "ptx" or "sass" for NVIDIA, "amdgcn" for AMD."""
-    return binary(job).asm[what]
+def text(job: Job, code_kind: str) -> str:
+    """The code itself; code_kind: "ptx" or "sass" for NVIDIA, "amdgcn" for AMD."""
+    return binary(job).asm[code_kind]
 
 
 def compiled(job: Job) -> Record:
     """Compiles it and collects what can be known."""
     launch, architecture = job.launch, ARCHITECTURES[job.target]
-    known = dict(**job.names(), exact=launch.exact)
+    fields = dict(**job.names(), exact=launch.exact)
     try:
         kernel = binary(job)
     except Exception as error:
-        return Record(**known, failed=reason(error))
+        return Record(**fields, failed=reason(error))
     nvidia = architecture.target.backend == "cuda"
     code = kernel.asm["ptx" if nvidia else "amdgcn"]
-    found = instructions(code)
+    tensor_instructions = instructions(code)
     registers, spilled = resources(kernel.asm["cubin"]) if nvidia else resources_amd(code)
     if nvidia and spilled and not re.search(r"\bSTL\b", kernel.asm["sass"]):
         spilled = 0  # ptxas reserves 8 bytes of stack in places, and then stores nothing there
     warps, columns = kernel.metadata.num_warps, getattr(kernel.metadata, "tmem_size", None) or 0
     blocks = blocks_per_unit(architecture, registers, warps, kernel.metadata.shared, columns)
-    tile_bytes, tile_flops = of_tile(launch, job.tile.kwargs)
-    total_bytes, total_flops = once(launch)
-    rate = architecture.flops[rate_of(found)]
+    tile_bytes, tile_flops = count_tile_work(launch, job.tile.kwargs)
+    total_bytes, total_flops = count_launch_work(launch)
+    rate = architecture.flops[rate_of(tensor_instructions)]
     return Record(
-        **known,
+        **fields,
         fits=not spilled and blocks > 0,
-        instructions=found,
+        instructions=tensor_instructions,
         arithmetic=arithmetic(code) if nvidia else (),
         registers=registers,
         spilled=spilled,
@@ -285,9 +287,9 @@ def arithmetic(ptx: str) -> tuple[str, ...]:
     )
 
 
-def rate_of(found: tuple[str, ...]) -> str:
+def rate_of(tensor_instructions: tuple[str, ...]) -> str:
     """Which of an architecture's rates the narrowest instruction can reach."""
-    names = " ".join(found)
+    names = " ".join(tensor_instructions)
     for key, pattern in (("4", r"mxf4"), ("8", r"f8f6f4|e4m3|fp8"), ("16", r"bf16|kind::f16|f16")):
         if re.search(pattern, names):
             return key
@@ -300,25 +302,25 @@ def resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        output = subprocess.run(
             [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
-    if found is None:
-        raise RuntimeError(f"cuobjdump named no registers; it said: {said.strip()[-200:]}")
-    registers, stack, local = map(int, found.groups())
+    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
+    if match is None:
+        raise RuntimeError(f"cuobjdump named no registers; it said: {output.strip()[-200:]}")
+    registers, stack, local = map(int, match.groups())
     return registers, stack + local
 
 
 def resources_amd(code: str) -> tuple[int, int]:
     """Vector registers and spilled bytes of a thread, by the metadata of the assembly."""
-    said = {
+    counts = {
         name: int(n) for name, n in re.findall(r"\.(vgpr_count|agpr_count|private_segment_fixed_size):\s+(\d+)", code)
     }
-    return max(said["vgpr_count"], said.get("agpr_count", 0)), said["private_segment_fixed_size"]
+    return max(counts["vgpr_count"], counts.get("agpr_count", 0)), counts["private_segment_fixed_size"]
 
 
 def blocks_per_unit(architecture: Architecture, registers: int, warps: int, shared: int, columns: int = 0) -> int:
@@ -340,11 +342,11 @@ def blocks_per_unit(architecture: Architecture, registers: int, warps: int, shar
 
 def versions() -> dict[str, str]:
     """Of Triton and its ptxas."""
-    said = subprocess.run(
+    output = subprocess.run(
         [knobs.nvidia.ptxas_blackwell.path, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    found = re.search(r"V([\d.]+)", said)
-    return {"triton": triton.__version__, "ptxas": found.group(1) if found else "unknown"}
+    match = re.search(r"V([\d.]+)", output)
+    return {"triton": triton.__version__, "ptxas": match.group(1) if match else "unknown"}
 
 
 def serve(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -352,9 +354,9 @@ def serve(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
     every = jobs()
     yield {"jobs": [{**job.names(), "offered": job.offered} for job in every], "versions": versions()}
     for line in requests:
-        number, *what = line.split()
+        number, *code_kinds = line.split()
         job = every[int(number)]
-        yield {"text": text(job, what[0])} if what else asdict(compiled(job))
+        yield {"text": text(job, code_kinds[0])} if code_kinds else asdict(compiled(job))
 
 
 if __name__ == "__main__":

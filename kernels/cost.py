@@ -123,15 +123,15 @@ def floor(launches: Launch | Iterable[Launch], gpu: GPU) -> float:
     if isinstance(launches, Launch):
         work = launches.flops / gpu.peak(launches.format) if launches.format else 0.0
         return max(launches.bytes / gpu.bandwidth, work)
-    return sum(floor(one, gpu) for one in launches)
+    return sum(floor(launch, gpu) for launch in launches)
 
 
 def share_of_quantisers(launches: Iterable[Launch], gpu: GPU) -> float:
     """Time of launches that quantise over the time of products, as the kernels post counts it. What a fused launch does
     beside quantising is in the first; nothing is in both."""
     launches = list(launches)
-    return floor([one for one in launches if QUANTISERS in one.name], gpu) / floor(
-        [one for one in launches if one.flops], gpu
+    return floor([launch for launch in launches if QUANTISERS in launch.name], gpu) / floor(
+        [launch for launch in launches if launch.flops], gpu
     )
 
 
@@ -141,11 +141,11 @@ def quantised(name: str, rows: float, width: float, *forms: str, reads: float | 
     matrix from something else."""
     if unknown := set(forms) - BYTES.keys():
         raise ValueError(f"format must be one of {', '.join(BYTES)}; got {', '.join(sorted(unknown))}")
-    given = 2 * rows * width if reads is None else reads
-    written = sum(rows * (width * BYTES[form] + (4 if form == "nvfp4-token" else 0)) for form in forms)
+    bytes_read = 2 * rows * width if reads is None else reads
+    bytes_written = sum(rows * (width * BYTES[form] + (4 if form == "nvfp4-token" else 0)) for form in forms)
     if set(forms) == {"bfloat16"}:
-        return [] if reads is None else [Launch(name, given, 2 * rows * width)]
-    return [Launch(f"{name}: {QUANTISERS}", given, written)]
+        return [] if reads is None else [Launch(name, bytes_read, 2 * rows * width)]
+    return [Launch(f"{name}: {QUANTISERS}", bytes_read, bytes_written)]
 
 
 def product(name: str, M: float, N: float, K: float, form: str, experts: int = 1, out: float = 2) -> Launch:
@@ -190,12 +190,12 @@ def moe(
         )
     D, I, E, rows = hidden, width, experts, tokens * top
 
-    def made(name: str, wide: float, reads: float, *forms: str) -> list[Launch]:
+    def make_activation_launches(name: str, wide: float, reads: float, *forms: str) -> list[Launch]:
         """A launch that makes [rows, wide] from `reads` bytes, and gives it to products in these formats."""
         if fused or set(forms) == {"bfloat16"}:
             return quantised(name, rows, wide, *forms, reads=reads)
-        apart = [launch for form in forms for launch in quantised(f"{name} in {form}", rows, wide, form)]
-        return [Launch(name, reads, 2 * rows * wide), *apart]
+        quantiser_launches = [launch for form in forms for launch in quantised(f"{name} in {form}", rows, wide, form)]
+        return [Launch(name, reads, 2 * rows * wide), *quantiser_launches]
 
     def weight(name: str, high: int, wide: int) -> list[Launch]:
         if not weights:
@@ -208,26 +208,26 @@ def moe(
         ]
 
     index = 8 * rows
-    there = [
+    forward_launches = [
         Launch("route", 4 * tokens * E, (8 + 4) * rows),
         Launch("count assignments", index, 0),
         Launch("place assignments", index, 2 * index),
         *weight("w13", 2 * I, D),
         *weight("w2", D, I),
-        *made("gather x", D, 2 * rows * D + index, forward, backward),
+        *make_activation_launches("gather x", D, 2 * rows * D + index, forward, backward),
         product("W13 x", rows, 2 * I, D, forward, E),
-        *made("silu up", I, 2 * rows * 2 * I, forward, backward),
+        *make_activation_launches("silu up", I, 2 * rows * 2 * I, forward, backward),
         product("W2 a", rows, D, I, forward, E),
         Launch("combine", 2 * rows * D + (8 + 4) * rows, 2 * tokens * D),
     ]
-    back = [
+    backward_launches = [
         # The gates' gradient needs what the experts gave.
-        *made("gather dy", D, 2 * rows * D + 2 * rows * D + (8 + 4) * rows, backward, backward),
+        *make_activation_launches("gather dy", D, 2 * rows * D + 2 * rows * D + (8 + 4) * rows, backward, backward),
         product("W2ᵀ dy", rows, I, D, backward, E),
-        *made("gradient of silu up", 2 * I, 2 * rows * (2 * I + I), backward, backward),
+        *make_activation_launches("gradient of silu up", 2 * I, 2 * rows * (2 * I + I), backward, backward),
         weight_gradient("gradient of W2", rows, D, I, backward, E),
         product("W13ᵀ dh", rows, D, 2 * I, backward, E),
         weight_gradient("gradient of W13", rows, 2 * I, D, backward, E),
         Launch("combine dx", 2 * rows * D + 8 * rows, 2 * tokens * D),
     ]
-    return there, back
+    return forward_launches, backward_launches

@@ -26,8 +26,8 @@ def count_kernel(experts, counts, total, EP: tl.constexpr, BLOCK: tl.constexpr):
     """Assignments per expert among BLOCK of them: counts [programs, EP]."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(experts + i, i < total, other=-1).to(tl.int32)
-    one = (e[:, None] == tl.arange(0, EP)[None, :]).to(tl.int32)
-    tl.store(counts + tl.program_id(0).to(tl.int64) * EP + tl.arange(0, EP), tl.sum(one, 0))
+    one_hot = (e[:, None] == tl.arange(0, EP)[None, :]).to(tl.int32)
+    tl.store(counts + tl.program_id(0).to(tl.int64) * EP + tl.arange(0, EP), tl.sum(one_hot, 0))
 
 
 @triton.jit
@@ -35,9 +35,11 @@ def place_kernel(experts, first, order, place, total, EP: tl.constexpr, BLOCK: t
     """Rows of BLOCK assignments; `first` [programs, EP] is the first row of each expert."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(experts + i, i < total, other=-1).to(tl.int32)
-    one = (e[:, None] == tl.arange(0, EP)[None, :]).to(tl.int32)
+    one_hot = (e[:, None] == tl.arange(0, EP)[None, :]).to(tl.int32)
     base = tl.load(first + tl.program_id(0).to(tl.int64) * EP + tl.arange(0, EP))
-    row = tl.sum(one * (tl.cumsum(one, 0) - one), 1).to(tl.int64) + tl.sum(one.to(tl.int64) * base[None, :], 1)
+    row = tl.sum(one_hot * (tl.cumsum(one_hot, 0) - one_hot), 1).to(tl.int64) + tl.sum(
+        one_hot.to(tl.int64) * base[None, :], 1
+    )
     tl.store(place + i, row, i < total)
     tl.store(order + row, i, i < total)
 
@@ -50,9 +52,9 @@ def offsets_kernel(counts, first, bounds, programs, E, ALIGN: tl.constexpr, EP: 
     e, p = tl.arange(0, EP), tl.arange(0, BLOCK)
     total = tl.zeros((EP,), tl.int64)
     for start in range(0, programs, BLOCK):
-        here = (start + p < programs)[:, None] & (e < EP)[None, :]
+        mask = (start + p < programs)[:, None] & (e < EP)[None, :]
         total += tl.sum(
-            tl.load(counts + (start + p).to(tl.int64)[:, None] * EP + e[None, :], here, other=0).to(tl.int64), 0
+            tl.load(counts + (start + p).to(tl.int64)[:, None] * EP + e[None, :], mask, other=0).to(tl.int64), 0
         )
     room = (total + ALIGN - 1) // ALIGN * ALIGN
     behind = tl.cumsum(room, 0)
@@ -61,10 +63,10 @@ def offsets_kernel(counts, first, bounds, programs, E, ALIGN: tl.constexpr, EP: 
     running = behind - room
     for start in range(0, programs, BLOCK):
         at = (start + p).to(tl.int64)[:, None] * EP + e[None, :]
-        here = (start + p < programs)[:, None] & (e < EP)[None, :]
-        some = tl.load(counts + at, here, other=0).to(tl.int64)
-        tl.store(first + at, running[None, :] + tl.cumsum(some, 0) - some, here)
-        running += tl.sum(some, 0)
+        mask = (start + p < programs)[:, None] & (e < EP)[None, :]
+        block_counts = tl.load(counts + at, mask, other=0).to(tl.int64)
+        tl.store(first + at, running[None, :] + tl.cumsum(block_counts, 0) - block_counts, mask)
+        running += tl.sum(block_counts, 0)
 
 
 def checked(experts: Tensor, num_experts: int) -> Tensor:
@@ -188,12 +190,12 @@ def gather(x: Tensor, index: Tensor, K: int, gates: Tensor | None = None) -> Ten
     if out.numel():
         BM, BD = (32, 64) if INTERPRETED else (4, 1024)
         grid = triton.cdiv(len(index), BM), triton.cdiv(x.shape[1], BD)
-        given = index if gates is None else gates.contiguous()
+        gates_argument = index if gates is None else gates.contiguous()
         ROUND = INTERPRETED and x.dtype == torch.bfloat16
         gather_kernel[grid](
             x,
             index,
-            given,
+            gates_argument,
             out,
             len(index),
             x.shape[1],

@@ -44,7 +44,7 @@ from .expert_rows import aligned, combine, gate_gradient, gather
 from .gemm import check_forms
 from .grouped_gemm import expert_rows, weights_product
 from .launch import INTERPRETED, need
-from .operands import FORMS, SCALED, Operand, both, operand, paired, restored, saved, shaped
+from .operands import FORMS, SCALED, Operand, make_operands, operand, paired, restored, saved, shaped
 from .orientations import quantise_swiglu_gradient
 from .quant import fp8_blocks
 from .router_replay import route
@@ -60,17 +60,17 @@ class Layer(torch.autograd.Function):
     def forward(ctx, x, gates, w13, w2, experts, codes, scales, forward, backward):
         K, dtype = experts.shape[1], x.dtype
         train = backward if any(ctx.needs_input_grad[:4]) else None
-        once = train if paired(forward, train) else None
+        column_form = train if paired(forward, train) else None
         # Blocks of scales may not span two experts; numbers without scales need no padding.
         source, place, bounds = aligned(experts, len(w13), 1 if FORMS[forward] == FORMS[backward] == 0 else 128)
         rows, columns = (x, None) if codes is None else (codes, scales)
         x_rows, x_columns = tokens(rows, source, K, bounds, forward, train, scales=columns)
-        w13_rows, w13_columns = both(w13, forward, once, weight=True)
+        w13_rows, w13_columns = make_operands(w13, forward, column_form, weight=True)
         h = expert_rows(x_rows, w13_rows, bounds[1:], dtype)
         act = activation(h, forward, bounds[-1:])
-        w2_rows, w2_columns = both(w2, forward, once, weight=True)
+        w2_rows, w2_columns = make_operands(w2, forward, column_form, weight=True)
         y = expert_rows(act, w2_rows, bounds[1:], dtype)
-        tensors, ctx.kept = saved(x_columns, w13_columns, w2_columns)
+        tensors, ctx.operand_specs = saved(x_columns, w13_columns, w2_columns)
         ctx.form = backward
         ctx.save_for_backward(
             gates, w13, w2, source, place, bounds, h, y if ctx.needs_input_grad[1] else None, *tensors
@@ -80,7 +80,7 @@ class Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         (gates, w13, w2, source, place, bounds, h, y, *tensors), form = ctx.saved_tensors, ctx.form
-        x_columns, w13_columns, w2_columns = restored(tuple(tensors), ctx.kept)
+        x_columns, w13_columns, w2_columns = restored(tuple(tensors), ctx.operand_specs)
         ends, dout = bounds[1:], dout.contiguous()
         dy_rows, dy_columns = tokens(dout, source, place.shape[1], bounds, form, form, gates=gates)
         d_gates = None if y is None else gate_gradient(dout, y, place, gates.dtype)
@@ -108,9 +108,11 @@ def tokens(
     codes x with their scales."""
     if paired(rows, columns):
         kind = "codes" if scales is not None else "gathered" if gates is None else "weighted"
-        given = scales if gates is None else gates.contiguous()
-        return both(x.contiguous(), rows, columns, source=kind, index=source, K=K, gates=given, limit=bounds[-1:])  # pyright: ignore[reportReturnType]
-    return both(gather(x, source, K, gates), rows, columns)  # pyright: ignore[reportReturnType]
+        gates_argument = scales if gates is None else gates.contiguous()
+        return make_operands(
+            x.contiguous(), rows, columns, source=kind, index=source, K=K, gates=gates_argument, limit=bounds[-1:]
+        )  # pyright: ignore[reportReturnType]
+    return make_operands(gather(x, source, K, gates), rows, columns)  # pyright: ignore[reportReturnType]
 
 
 @triton.jit
@@ -141,9 +143,18 @@ def swiglu(h: Tensor, dy: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     if out.numel():
         BM, BI = (32, 64) if INTERPRETED else (4, 256)
         ROUND = INTERPRETED and h.dtype == torch.bfloat16
-        given = (out, out) if dy is None else (dy, dh)
+        gradient_arguments = (out, out) if dy is None else (dy, dh)
         swiglu_kernel[(triton.cdiv(N, BM), triton.cdiv(I, BI))](
-            h, given[0], out, given[1], N, I, BACKWARD=dy is not None, ROUND=ROUND, BM=BM, BI=BI
+            h,
+            gradient_arguments[0],
+            out,
+            gradient_arguments[1],
+            N,
+            I,
+            BACKWARD=dy is not None,
+            ROUND=ROUND,
+            BM=BM,
+            BI=BI,
         )
     return out, dh
 
@@ -152,7 +163,7 @@ def activation(h: Tensor, form: str, limit: Tensor | None = None) -> Operand:
     """silu(gate) · up of h [N, 2I] as rows of a product. Only its codes are written, unless the format has no codes.
     `limit` [1]: how many rows are used."""
     if form in SCALED:
-        return both(h, form, None, source="swiglu", limit=limit)[0]  # pyright: ignore[reportReturnType]
+        return make_operands(h, form, None, source="swiglu", limit=limit)[0]  # pyright: ignore[reportReturnType]
     if form == "fp8":
         codes, scales = fp8_blocks(h, (1, 128), swiglu=True)
         return Operand(form, codes, h.shape[1] // 2, scales)
@@ -164,11 +175,13 @@ def swiglu_gradient(h: Tensor, d: Tensor, form: str, limit: Tensor) -> tuple[Ope
     columns."""
     if form != "mxfp8":
         act, dh = swiglu(h, d)
-        return *both(dh, form, form), operand(act, form, -2)  # pyright: ignore[reportReturnType]
+        return *make_operands(dh, form, form), operand(act, form, -2)  # pyright: ignore[reportReturnType]
     swizzled = launch.path(h) == "native"
-    found = quantise_swiglu_gradient(h, d, limit, swizzled)
+    outputs = quantise_swiglu_gradient(h, d, limit, swizzled)
     sizes = h.shape[1], len(h), len(h)
-    return tuple(shaped(form, size, one, torch.Size(), swizzled) for size, one in zip(sizes, found, strict=True))  # pyright: ignore[reportReturnType]
+    return tuple(
+        shaped(form, size, tensors, torch.Size(), swizzled) for size, tensors in zip(sizes, outputs, strict=True)
+    )  # pyright: ignore[reportReturnType]
 
 
 def experts_swiglu(

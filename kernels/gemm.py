@@ -25,7 +25,7 @@ from ref.checks import expect
 from . import block_scaled
 from .bits import decode_e2m1, decode_e4m3, power_of_two
 from .launch import INTERPRETED, configs, fitting, need
-from .operands import FORMS, Operand, both, operand, paired, restored, saved
+from .operands import FORMS, Operand, make_operands, operand, paired, restored, saved
 from .tiles import banded, store_tile
 
 __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
@@ -33,11 +33,11 @@ __all__ = ["FORMS", "Operand", "linear", "matmul", "operand"]
 
 @triton.jit
 def operand_tile(
-    data, scales, row, here, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr
+    data, scales, row, row_mask, k, inside, stride, step, scale_stride, FORM: tl.constexpr, UPCAST: tl.constexpr
 ):
     """[rows, BK] of an operand, including the scales that must be applied before the dot. UPCAST: in float32, since the
     interpreter's bfloat16 products are wrong."""
-    mask = here[:, None] & inside[None, :]
+    mask = row_mask[:, None] & inside[None, :]
     if FORM == 3:
         byte = tl.load(data + row[:, None] * stride + (k // 2)[None, :], mask, other=0).to(tl.int32)
         scale = decode_e4m3(tl.load(scales + row[:, None] * scale_stride + (k // 16)[None, :], mask, other=0))
@@ -218,20 +218,20 @@ class Linear(torch.autograd.Function):
         number, and read once."""
         ctx.form, ctx.dtypes = backward, (x.dtype, weight.dtype)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        once = paired(forward, backward)
-        x_rows, x_columns = both(x, forward, backward if needs_weight and once else None)
-        w_rows, w_columns = both(weight, forward, backward if needs_x and once else None, weight=True)
+        is_joint = paired(forward, backward)
+        x_rows, x_columns = make_operands(x, forward, backward if needs_weight and is_joint else None)
+        w_rows, w_columns = make_operands(weight, forward, backward if needs_x and is_joint else None, weight=True)
         assert x_rows is not None and w_rows is not None
-        tensors, ctx.kept = saved(x_columns, w_columns)
-        ctx.save_for_backward(*((None, None) if once else (x, weight)), *tensors)
+        tensors, ctx.operand_specs = saved(x_columns, w_columns)
+        ctx.save_for_backward(*((None, None) if is_joint else (x, weight)), *tensors)
         return matmul(x_rows, w_rows, x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
         (x, weight, *tensors), form = ctx.saved_tensors, ctx.form
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        x_columns, w_columns = restored(tuple(tensors), ctx.kept)
-        dy_rows, dy_columns = both(dy.contiguous(), form if needs_x else None, form if needs_weight else None)
+        x_columns, w_columns = restored(tuple(tensors), ctx.operand_specs)
+        dy_rows, dy_columns = make_operands(dy.contiguous(), form if needs_x else None, form if needs_weight else None)
         dx = matmul(dy_rows, w_columns or operand(weight, form, -2, True), ctx.dtypes[0]) if dy_rows else None
         dw = matmul(dy_columns, x_columns or operand(x, form, -2), ctx.dtypes[1]) if dy_columns else None
         return dx, dw, None, None

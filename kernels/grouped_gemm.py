@@ -23,7 +23,7 @@ from ref.checks import expect
 from . import block_scaled
 from .gemm import check_forms, product
 from .launch import INTERPRETED, configs, fitting, need
-from .operands import FORMS, Operand, both, operand
+from .operands import FORMS, Operand, make_operands, operand
 from .tiles import banded, expert_tile, store_tile
 
 __all__ = ["expert_rows", "expert_weights", "grouped_linear", "weights_product"]
@@ -78,8 +78,8 @@ def rows_kernel(
     BK: tl.constexpr,
 ):
     """out [N, O] = every row of a times its expert's b; expert e's data and scales start at e·eb and e·es."""
-    found, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, tl.cdiv(O, BN), EP, BM)
-    if found:
+    is_valid, expert, first, last, column = expert_tile(tl.program_id(0), ends, E, tl.cdiv(O, BN), EP, BM)
+    if is_valid:
         first_o = column.to(tl.int64) * BN
         r, o = first + tl.arange(0, BM), first_o + tl.arange(0, BN)
         y = product(
@@ -227,7 +227,7 @@ def expert_weights(dy: Tensor, x: Tensor, ends: Tensor, form: str, dtype: torch.
         return weights_product(operand(dy, form, -2), operand(x, form, -2), torch.cat([ends.new_zeros(1), ends]), dtype)
     rows, bounds = padded(ends, N)
     if form == "mxfp8":  # gathered into their places while they are quantised
-        a, b = (both(t, None, form, source="gathered", index=rows, limit=bounds[-1:])[1] for t in (dy, x))
+        a, b = (make_operands(t, None, form, source="gathered", index=rows, limit=bounds[-1:])[1] for t in (dy, x))
     else:
         a, b = (operand(torch.where(rows[:, None] < 0, 0, t[rows.clamp(0)]), form, -2) for t in (dy, x))
     assert a is not None and b is not None
@@ -239,7 +239,7 @@ def closed_up(x: Tensor, b: Operand, ends: Tensor, form: str) -> Tensor:
     if not b.swizzled:
         return expert_rows(operand(x, form), b, ends, x.dtype)
     rows, bounds = padded(ends, len(x))
-    a, _ = both(x, form, None, source="gathered", index=rows, limit=bounds[-1:])
+    a, _ = make_operands(x, form, None, source="gathered", index=rows, limit=bounds[-1:])
     assert a is not None
     return block_scaled.rows_of_experts(a, b, bounds[1:], ends, len(x), x.dtype)
 

@@ -64,8 +64,8 @@ class Configurations(list):
     """What the autotuner chooses from in this process; `large` and `plain` hold what it chooses from on a GPU, also
     where there is none."""
 
-    def __init__(self, here: list, large: list, plain: list):
-        super().__init__(here)
+    def __init__(self, candidates: list, large: list, plain: list):
+        super().__init__(candidates)
         self.large, self.plain = large, plain
 
     def candidates(self, dtype: torch.dtype) -> list:
@@ -80,8 +80,8 @@ def configs(
     """The configurations to autotune over: one small tile under the interpreter, which cannot measure time; on a GPU
     all of `large` (tile, warps, stages), or `plain` for float32 where `fitting` is asked."""
     wide, narrow = (
-        [triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in some]
-        for some in (large, plain)
+        [triton.Config(tile, num_warps=warps, num_stages=stages) for tile, warps, stages in specs]
+        for specs in (large, plain)
     )
     return Configurations(
         wide + narrow if torch.cuda.is_available() and not INTERPRETED else [triton.Config(small)], wide, narrow
@@ -106,7 +106,7 @@ class Fitting:
 
     def __call__(self, offered: Configurations, arguments: dict, **constants) -> list:
         unfit = UNFIT.get((self.kernel, architecture(first(arguments)), self.form({**arguments, **constants})), ())
-        return [one for one in offered.candidates(first(arguments).dtype) if tile(one) not in unfit]
+        return [config for config in offered.candidates(first(arguments).dtype) if tile(config) not in unfit]
 
 
 def fitting(kernel: str, *constants: str) -> dict[str, Fitting]:

@@ -29,24 +29,24 @@ class Launch:
     """The function in kernels/."""
     backward: bool
     """Whether it belongs to the backward pass."""
-    read: int
+    bytes_read: int
     """Bytes."""
-    written: int
+    bytes_written: int
     """Bytes."""
     flops: int = 0
     """Floating-point operations of a product."""
 
 
-def side(form: str, rows: int, size: int, swizzled: bool, whole: bool = True) -> int:
-    """Bytes of `rows` rows of a product's side, `size` numbers each, with their scales; `whole`: with NVFP4's scale per
-    row."""
+def side(form: str, rows: int, size: int, swizzled: bool, has_token_scales: bool = True) -> int:
+    """Bytes of `rows` rows of a product's side, `size` numbers each, with their scales; `has_token_scales`: with
+    NVFP4's scale per row."""
     if form == "bfloat16":
         return rows * size * 2
     block = 16 if form == "nvfp4-token" else 32
     blocks = -(-size // block)
     if swizzled:
         blocks = -(-blocks // 4) * 4
-    return rows * ((-(-size // 2) + 4 * whole if block == 16 else size) + blocks)
+    return rows * ((-(-size // 2) + 4 * has_token_scales if block == 16 else size) + blocks)
 
 
 def launches(
@@ -109,7 +109,7 @@ def launches(
     def rows_times(name: str, f: str, size: int, O: int, late: bool) -> Launch:
         """Rows of `size` numbers times their experts' [O, size]. A tile of scales is read with the rows that only pad
         it."""
-        there = side(f, active * O, size, tiled)
+        weight_bytes = side(f, active * O, size, tiled)
         if tiled:
             blocks = (
                 side(f, 1, size, True)
@@ -117,8 +117,8 @@ def launches(
                 + 4 * -(-size // (64 if f == "nvfp4-token" else 128))
             )
             blocks -= 4 if f == "nvfp4-token" else 0
-            there += active * (-O % 128) * blocks
-        return Launch(name, product, late, side(f, U, size, tiled) + there + 8 * E, 2 * U * O, 2 * A * size * O)
+            weight_bytes += active * (-O % 128) * blocks
+        return Launch(name, product, late, side(f, U, size, tiled) + weight_bytes + 8 * E, 2 * U * O, 2 * A * size * O)
 
     def weights_of(name: str, O: int, size: int) -> Launch:
         padded = (-O % 128 + -size % 128) * (U // 32) if tiled else 0
@@ -131,62 +131,62 @@ def launches(
             2 * A * O * size,
         )
 
-    found = [Launch("route", "route_kernel", False, 4 * N * E, 12 * A)] if scores else []
-    found += [] if plain else [Launch("sort: empty rows", "fill", False, 0, 8 * P)]
-    found += [
+    result = [Launch("route", "route_kernel", False, 4 * N * E, 12 * A)] if scores else []
+    result += [] if plain else [Launch("sort: empty rows", "fill", False, 0, 8 * P)]
+    result += [
         Launch("sort: count", "count_kernel", False, 8 * A, 4 * programs * EP),
         Launch("sort: offsets", "offsets_kernel", False, 4 * programs * EP, 8 * programs * EP + 8 * (E + 1)),
         Launch("sort: place", "place_kernel", False, 8 * A + 8 * programs * EP, 16 * A),
     ]
     if plain:
-        found.append(Launch("x: gathered", "gather_kernel", False, 8 * A + 2 * N * D, 2 * A * D))
+        result.append(Launch("x: gathered", "gather_kernel", False, 8 * A + 2 * N * D, 2 * A * D))
     else:
         name = f"x: gathered, {form} rows, {back} columns"
-        found.append(
+        result.append(
             Launch(name, "both_kernel", False, 8 * U + limit + 2 * N * D, side(form, U, D, tiled) + along_columns(D))
         )
-    found += matrix("w13", 2 * I, D)
-    found.append(rows_times("h = x w13ᵀ", form, D, 2 * I, False))
+    result += matrix("w13", 2 * I, D)
+    result.append(rows_times("h = x w13ᵀ", form, D, 2 * I, False))
     if plain:
-        found.append(Launch("act = silu(gate) · up", "swiglu_kernel", False, 4 * A * I, 2 * A * I))
+        result.append(Launch("act = silu(gate) · up", "swiglu_kernel", False, 4 * A * I, 2 * A * I))
     else:
-        found.append(
+        result.append(
             Launch(
                 f"act = silu(gate) · up: {form} rows", "both_kernel", False, 4 * U * I + limit, side(form, U, I, tiled)
             )
         )
-    found += matrix("w2", D, I)
-    found.append(rows_times("y = act w2ᵀ", form, I, D, False))
-    found.append(Launch("combine: Σ gate · y", "combine_kernel", False, 12 * A + 2 * A * D, 2 * N * D))
+    result += matrix("w2", D, I)
+    result.append(rows_times("y = act w2ᵀ", form, I, D, False))
+    result.append(Launch("combine: Σ gate · y", "combine_kernel", False, 12 * A + 2 * A * D, 2 * N * D))
     if plain:
-        found.append(Launch("dy = gate · dout: gathered", "gather_kernel", True, 12 * A + 2 * N * D, 2 * A * D))
+        result.append(Launch("dy = gate · dout: gathered", "gather_kernel", True, 12 * A + 2 * N * D, 2 * A * D))
     else:
         name = f"dy = gate · dout: gathered, {back} rows and columns"
-        found.append(
+        result.append(
             Launch(
                 name, "both_kernel", True, 8 * U + limit + 2 * N * D + 4 * A, side(back, U, D, tiled) + along_columns(D)
             )
         )
-    found.append(Launch("gates' gradient", "gate_gradient_kernel", True, 8 * A + 2 * N * D + 2 * A * D, 4 * A))
-    found.append(rows_times("d_act = dy w2", back, D, I, True))
+    result.append(Launch("gates' gradient", "gate_gradient_kernel", True, 8 * A + 2 * N * D + 2 * A * D, 4 * A))
+    result.append(rows_times("d_act = dy w2", back, D, I, True))
     if plain:
-        found.append(Launch("dh, act", "swiglu_kernel", True, 6 * A * I, 6 * A * I))
+        result.append(Launch("dh, act", "swiglu_kernel", True, 6 * A * I, 6 * A * I))
     else:
-        written = side(back, U, 2 * I, tiled) + along_columns(2 * I) + along_columns(I)
-        found.append(
+        bytes_written = side(back, U, 2 * I, tiled) + along_columns(2 * I) + along_columns(I)
+        result.append(
             Launch(
                 f"dh: {back} rows and columns; act: {back} columns",
                 "swiglu_gradient_kernel",
                 True,
                 6 * U * I + limit,
-                written,
+                bytes_written,
             )
         )
-    found.append(weights_of("dw2 = dyᵀ act", D, I))
-    found.append(weights_of("dw13 = dhᵀ x", 2 * I, D))
-    found.append(rows_times("dx = dh w13", back, 2 * I, D, True))
-    found.append(Launch("combine: Σ dx", "combine_kernel", True, 8 * A + 2 * A * D, 2 * N * D))
-    return found
+    result.append(weights_of("dw2 = dyᵀ act", D, I))
+    result.append(weights_of("dw13 = dhᵀ x", 2 * I, D))
+    result.append(rows_times("dx = dh w13", back, 2 * I, D, True))
+    result.append(Launch("combine: Σ dx", "combine_kernel", True, 8 * A + 2 * A * D, 2 * N * D))
+    return result
 
 
 def row_tiles(experts: int, down: int, across: int, band: int | None) -> Iterable[tuple[int, int, int]]:
@@ -204,14 +204,14 @@ def traffic(order: Iterable[tuple[int, int, int]], left: int, right: int, cache:
     """Bytes that a product reads from memory if tiles run in this order through a cache of `cache` bytes that forgets
     what was used longest ago: `left` bytes for a tile's rows, `right` for its expert's columns. Tiles that run side by
     side on a GPU are neighbours in the order."""
-    held: OrderedDict[tuple, int] = OrderedDict()
+    cached_sizes: OrderedDict[tuple, int] = OrderedDict()
     used = moved = 0
     for expert, row, column in order:
         for key, size in (((expert, "row", row), left), ((expert, "column", column), right)):
-            if key in held:
-                held.move_to_end(key)
+            if key in cached_sizes:
+                cached_sizes.move_to_end(key)
                 continue
-            moved, used, held[key] = moved + size, used + size, size
+            moved, used, cached_sizes[key] = moved + size, used + size, size
             while used > cache:
-                used -= held.popitem(last=False)[1]
+                used -= cached_sizes.popitem(last=False)[1]
     return moved

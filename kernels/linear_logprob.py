@@ -40,8 +40,8 @@ def logits_tile(
 
 
 @triton.jit
-def running(z, other, m, l, s, OWN: tl.constexpr):
-    """Add a tile [BM, BV] of logits to a running maximum m, l = Σ e^(z − m), and s = Σ e^(z − m) · other, or with OWN
+def running(z, values, m, l, s, OWN: tl.constexpr):
+    """Add a tile [BM, BV] of logits to a running maximum m, l = Σ e^(z − m), and s = Σ e^(z − m) · values, or with OWN
     Σ e^(z − m) · (z − m): logits of a trained head are far from zero, and only their differences matter."""
     top = tl.maximum(m, tl.max(z, 1))
     # A row whose tile is all padding keeps −inf, and −inf − −inf is NaN.
@@ -52,7 +52,7 @@ def running(z, other, m, l, s, OWN: tl.constexpr):
     e = tl.exp(away)
     if OWN:
         return top, l * old + tl.sum(e, 1), (s + l * down) * old + tl.sum(tl.where(e > 0, e * away, 0.0), 1)
-    return top, l * old + tl.sum(e, 1), s * old + tl.sum(tl.where(e > 0, e * other, 0.0), 1)
+    return top, l * old + tl.sum(e, 1), s * old + tl.sum(tl.where(e > 0, e * values, 0.0), 1)
 
 
 TILES = (
@@ -101,14 +101,14 @@ def forward_kernel(
     end = tl.minimum((part + 1) * width, V)
     for start in range(part * width, end, BV):
         v = start + tl.arange(0, BV)
-        here = (v < end)[None, :]
+        vocab_mask = (v < end)[None, :]
         z = logits_tile(hidden, weight, n, v, N, V, D, UPCAST, BM, BV, BK)
         if KL:
             y = logits_tile(other_hidden, other_weight, n, v, N, V, C, UPCAST, BM, BV, BK)
-            m, l, s = running(tl.where(here, z, float("-inf")), z - y, m, l, s, False)
-            m2, l2, s2 = running(tl.where(here, y, float("-inf")), y - z, m2, l2, s2, False)
+            m, l, s = running(tl.where(vocab_mask, z, float("-inf")), z - y, m, l, s, False)
+            m2, l2, s2 = running(tl.where(vocab_mask, y, float("-inf")), y - z, m2, l2, s2, False)
         else:
-            m, l, s = running(tl.where(here, z, float("-inf")), z, m, l, s, True)
+            m, l, s = running(tl.where(vocab_mask, z, float("-inf")), z, m, l, s, True)
             m2 = tl.where(
                 (target >= start) & (target < tl.minimum(start + BV, end)),
                 tl.sum(tl.where(v[None, :] == target[:, None], z, 0.0), 1),
@@ -138,10 +138,10 @@ def backward_kernel(
     other_hidden,
     other_weight,
     top,
-    rest,
+    log_sum,
     value,
     other_top,
-    other_rest,
+    other_log_sum,
     g,
     g2,
     out,
@@ -164,7 +164,7 @@ def backward_kernel(
     column = tl.program_id(1).to(tl.int64) * BV + tl.arange(0, BV)
     v = first + column
     z = logits_tile(hidden, weight, n, v, N, V, D, UPCAST, BM, BV, BK)
-    logp = z - tl.load(top + n, n < N, other=0.0)[:, None] - tl.load(rest + n, n < N, other=0.0)[:, None]
+    logp = z - tl.load(top + n, n < N, other=0.0)[:, None] - tl.load(log_sum + n, n < N, other=0.0)[:, None]
     p, up = tl.exp(logp), tl.load(g + n, n < N, other=0.0)[:, None]
     if MODE == 0:
         # 1 − p of a likely target, computed from its log-probability: the subtraction would cancel nearly all digits.
@@ -178,7 +178,9 @@ def backward_kernel(
     else:
         y = logits_tile(other_hidden, other_weight, n, v, N, V, C, UPCAST, BM, BV, BK)
         logq = (
-            y - tl.load(other_top + n, n < N, other=0.0)[:, None] - tl.load(other_rest + n, n < N, other=0.0)[:, None]
+            y
+            - tl.load(other_top + n, n < N, other=0.0)[:, None]
+            - tl.load(other_log_sum + n, n < N, other=0.0)[:, None]
         )
         if MODE == 1:
             d = up * (p - tl.exp(logq))
@@ -193,18 +195,30 @@ def backward_kernel(
     )
 
 
-def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other: tuple[Tensor, Tensor] | None) -> Tensor:
+def stats(hidden: Tensor, weight: Tensor, targets: Tensor, other_head: tuple[Tensor, Tensor] | None) -> Tensor:
     """The output of `forward_kernel` for all slices: [slices, 4 or 6, N]."""
     need(hidden)
     (N, D), V = hidden.shape, len(weight)
     width = -(-V // SLICES)
     slices = -(-V // width)
-    out = torch.empty(slices, 6 if other else 4, N, dtype=torch.float32, device=hidden.device)
-    x, w = other or (hidden, weight)
+    out = torch.empty(slices, 6 if other_head else 4, N, dtype=torch.float32, device=hidden.device)
+    x, w = other_head or (hidden, weight)
     grid = lambda tile: (triton.cdiv(N, tile["BM"]), slices)
     if N:
         forward_kernel[grid](
-            hidden, weight, targets, x, w, out, N, V, D, x.shape[1], width, KL=other is not None, UPCAST=INTERPRETED
+            hidden,
+            weight,
+            targets,
+            x,
+            w,
+            out,
+            N,
+            V,
+            D,
+            x.shape[1],
+            width,
+            KL=other_head is not None,
+            UPCAST=INTERPRETED,
         )
     return out
 
@@ -217,12 +231,12 @@ def together(m: Tensor, l: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
 
 
 def gradients(
-    needed, hidden, weight, targets, other, parts, value, other_parts, g, g2, mode
+    needed, hidden, weight, targets, other_head, parts, value, other_parts, g, g2, mode
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden and weight, slice by slice of the vocabulary."""
     (N, D), V = hidden.shape, len(weight)
     width = -(-V // SLICES)
-    x, w = other or (hidden, weight)
+    x, w = other_head or (hidden, weight)
     to_hidden = torch.zeros(N, D, dtype=torch.float32, device=hidden.device) if needed[0] else None
     to_weight = torch.zeros_like(weight) if needed[1] else None
     g, g2 = (t.float().contiguous() for t in (g, g2))
@@ -253,8 +267,10 @@ def gradients(
         )
         if needed[0]:
             # Slices are summed in float32: rounding each of them would lose more than rounding the sum.
-            some = weight[first : first + wide]
-            to_hidden += torch.mm(d, some, out_dtype=torch.float32) if d.is_cuda else d.float() @ some.float()
+            weight_slice = weight[first : first + wide]
+            to_hidden += (
+                torch.mm(d, weight_slice, out_dtype=torch.float32) if d.is_cuda else d.float() @ weight_slice.float()
+            )
         if needed[1]:
             torch.mm(d.T, hidden, out=to_weight[first : first + wide])
     return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight
@@ -271,8 +287,8 @@ class LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g, g2):
-        hidden, weight, targets, top, rest, entropy = ctx.saved_tensors
-        parts = top, rest
+        hidden, weight, targets, top, log_sum, entropy = ctx.saved_tensors
+        parts = top, log_sum
         return *gradients(ctx.needs_input_grad, hidden, weight, targets, None, parts, entropy, parts, g, g2, 0), None
 
 
@@ -292,11 +308,11 @@ class LinearKL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        hidden, weight, x, w, top, rest, kl, *other_parts = ctx.saved_tensors
-        found = gradients(
-            ctx.needs_input_grad, hidden, weight, hidden, (x, w), (top, rest), kl, other_parts, g, g, ctx.mode
+        hidden, weight, x, w, top, log_sum, kl, *other_parts = ctx.saved_tensors
+        grads = gradients(
+            ctx.needs_input_grad, hidden, weight, hidden, (x, w), (top, log_sum), kl, other_parts, g, g, ctx.mode
         )
-        return *found, None, None, None
+        return *grads, None, None, None
 
 
 def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -319,7 +335,7 @@ def linear_kl(
     weight: Tensor,
     other_hidden: Tensor,
     other_weight: Tensor,
-    other: Literal["teacher", "reference"] = "teacher",
+    target_kind: Literal["teacher", "reference"] = "teacher",
 ) -> Tensor:
     """Same as `ref.network.linear_logprob.linear_kl`, for float32 and bfloat16."""
     hidden, weight = _ready(hidden, weight)
@@ -328,9 +344,9 @@ def linear_kl(
         raise ValueError(
             f"other_hidden and other_weight must have {len(hidden)} and {len(weight)} rows; got {len(x)} and {len(w)}"
         )
-    if other not in ("teacher", "reference"):
-        raise ValueError(f"other must be teacher or reference, got {other!r}")
-    return LinearKL.apply(hidden, weight, x, w, 1 if other == "teacher" else 2)
+    if target_kind not in ("teacher", "reference"):
+        raise ValueError(f"target_kind must be teacher or reference, got {target_kind!r}")
+    return LinearKL.apply(hidden, weight, x, w, 1 if target_kind == "teacher" else 2)
 
 
 def _ready(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

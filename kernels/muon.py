@@ -92,8 +92,10 @@ def symmetric_product(a: Tensor, c: Tensor | None = None, alpha: float = 1.0, be
     out = torch.empty(B, M, M, dtype=a.dtype, device=a.device)
     if out.numel():
         grid = lambda tile: (triton.cdiv(M, tile["BM"]), triton.cdiv(M, tile["BM"]), B)
-        given = out if c is None else c.contiguous()
-        symmetric_kernel[grid](a, given, out, M, K, *a.stride(), alpha, beta, ADD=c is not None, UPCAST=INTERPRETED)
+        c_argument = out if c is None else c.contiguous()
+        symmetric_kernel[grid](
+            a, c_argument, out, M, K, *a.stride(), alpha, beta, ADD=c is not None, UPCAST=INTERPRETED
+        )
     return out
 
 

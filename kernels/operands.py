@@ -17,7 +17,7 @@ from . import launch
 from .orientations import quantise_both
 from .quant import blockwise_fp8_quantize, mxfp8_quantize, nvfp4_quantize
 
-__all__ = ["FORMS", "Operand", "both", "operand", "paired", "restored", "saved"]
+__all__ = ["FORMS", "Operand", "make_operands", "operand", "paired", "restored", "saved"]
 
 FORMS = {"float32": 0, "bfloat16": 0, "fp8": 1, "mxfp8": 2, "nvfp4-token": 3}
 """The formats that the kernels support, by their names in `ref.quant.FORMATS`."""
@@ -38,7 +38,7 @@ class Operand:
     scales: Tensor | None = None
     """Scales along K: [*, R / block, K / 128], [*, R, K / 32] or [*, R, K / 16]; or tiles [*, R / 128, K / 4 blocks,
     32, 4, 4]."""
-    whole: Tensor | None = None
+    token_scales: Tensor | None = None
     """NVFP4: one scale per row [*, R]."""
     block: int = 1
     """FP8: how many rows share a scale."""
@@ -46,8 +46,9 @@ class Operand:
     """Whether the scales lie in tiles."""
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """data, scales and whole as kernel arguments; data is a placeholder for those that the format does not have."""
-        return tuple(self.data if t is None else t for t in (self.data, self.scales, self.whole))
+        """data, scales and token_scales as kernel arguments; data is a placeholder for those that the format does not
+        have."""
+        return tuple(self.data if t is None else t for t in (self.data, self.scales, self.token_scales))
 
     def strides(self) -> tuple[int, int, int]:
         """Strides of a row, of K, and of a row of scales."""
@@ -69,10 +70,10 @@ def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Opera
     if form in SCALED and launch.path(x) == "native":
         # NVFP4 along columns is along the rows of the transposed view.
         turned = axis == -2 and form == "mxfp8"
-        one = both(x, None, form) if turned else both(rows, form, None)
-        found = one[1 if turned else 0]
-        assert found is not None
-        return found
+        sides = make_operands(x, None, form) if turned else make_operands(rows, form, None)
+        side = sides[1 if turned else 0]
+        assert side is not None
+        return side
     if form == "mxfp8":
         codes, scales = (t if axis == -1 else t.mT for t in mxfp8_quantize(x, axis))
         return Operand(form, codes.contiguous(), size, scales.contiguous())
@@ -80,8 +81,8 @@ def operand(x: Tensor, form: str, axis: int = -1, weight: bool = False) -> Opera
         block = 128 if weight else 1
         codes, scales = blockwise_fp8_quantize(rows, (block, 128))
         return Operand(form, codes, size, scales, block=block)
-    packed, scales, whole = nvfp4_quantize(rows)
-    return Operand(form, packed, size, scales, whole[..., 0])
+    packed, scales, token_scales = nvfp4_quantize(rows)
+    return Operand(form, packed, size, scales, token_scales[..., 0])
 
 
 def paired(rows: str | None, columns: str | None) -> bool:
@@ -89,7 +90,7 @@ def paired(rows: str | None, columns: str | None) -> bool:
     return (rows or columns) is not None and rows in (None, *SCALED) and columns in (None, "mxfp8")
 
 
-def both(
+def make_operands(
     x: Tensor,
     rows: str | None,
     columns: str | None,
@@ -109,34 +110,36 @@ def both(
     launch.need(x)
     swizzled = launch.path(x) == "native"
     flat = x if x.ndim <= 3 else x.flatten(0, -3)
-    found = quantise_both(source, flat, rows, columns, swizzled, limit=limit, **gathered)
+    outputs = quantise_both(source, flat, rows, columns, swizzled, limit=limit, **gathered)
     lead = x.shape[:-2]
-    M = found[0][0].shape[-2] if rows else found[1][0].shape[-1]
+    M = outputs[0][0].shape[-2] if rows else outputs[1][0].shape[-1]
     N = x.shape[-1] // (2 if source == "swiglu" else 1)
     return (
-        None if rows is None else shaped(rows, N, found[0], lead, swizzled),
-        None if columns is None else shaped(columns, M, found[1], lead, swizzled),
+        None if rows is None else shaped(rows, N, outputs[0], lead, swizzled),
+        None if columns is None else shaped(columns, M, outputs[1], lead, swizzled),
     )
 
 
-def shaped(form: str, size: int, found: tuple[Tensor, ...], lead: torch.Size, swizzled: bool) -> Operand:
+def shaped(form: str, size: int, tensors: tuple[Tensor, ...], lead: torch.Size, swizzled: bool) -> Operand:
     """What the kernel wrote for one side, with the leading axes of x."""
-    data, scales, *whole = (t.view(*lead, *t.shape[1:]) for t in found)
-    return Operand(form, data, size, scales, whole[0] if form == "nvfp4-token" else None, swizzled=swizzled)
+    data, scales, *token_scales = (t.view(*lead, *t.shape[1:]) for t in tensors)
+    return Operand(form, data, size, scales, token_scales[0] if form == "nvfp4-token" else None, swizzled=swizzled)
 
 
 def saved(*sides: Operand | None) -> tuple[list[Tensor | None], list[tuple | None]]:
     """The tensors of operands, for autograd to keep, and what else they are."""
-    tensors = [t for one in sides for t in ((one.data, one.scales, one.whole) if one else (None,) * 3)]
-    return tensors, [(one.form, one.size, one.block, one.swizzled) if one else None for one in sides]
+    tensors = [t for side in sides for t in ((side.data, side.scales, side.token_scales) if side else (None,) * 3)]
+    return tensors, [(side.form, side.size, side.block, side.swizzled) if side else None for side in sides]
 
 
-def restored(tensors: tuple[Tensor | None, ...], rest: list[tuple | None]) -> list[Operand | None]:
+def restored(tensors: tuple[Tensor | None, ...], specs: list[tuple | None]) -> list[Operand | None]:
     """The operands of `saved`."""
-    found: list[Operand | None] = []
-    for place, one in enumerate(rest):
-        data, scales, whole = tensors[3 * place : 3 * place + 3]
-        found.append(
-            None if one is None or data is None else Operand(one[0], data, one[1], scales, whole, one[2], one[3])
+    operands: list[Operand | None] = []
+    for place, spec in enumerate(specs):
+        data, scales, token_scales = tensors[3 * place : 3 * place + 3]
+        operands.append(
+            None
+            if spec is None or data is None
+            else Operand(spec[0], data, spec[1], scales, token_scales, spec[2], spec[3])
         )
-    return found
+    return operands

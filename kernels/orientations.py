@@ -90,7 +90,7 @@ def store_mx_rows(
 @triton.jit
 def copy_mx_rows(
     x,
-    given,
+    x_scales,
     index,
     codes,
     scales,
@@ -116,7 +116,7 @@ def copy_mx_rows(
     blocks = (N + 31) // 32
     wide = (blocks + 3) // 4 * 4 if SWIZZLE else blocks
     at = scale_at(m[:, None], b[None, :], wide // 4) if SWIZZLE else m[:, None] * blocks + b[None, :]
-    byte = tl.load(given + token * blocks + b[None, :], real & (b < blocks)[None, :], other=0)
+    byte = tl.load(x_scales + token * blocks + b[None, :], real & (b < blocks)[None, :], other=0)
     tl.store(scales + at, byte, (m < M)[:, None] & (b < wide)[None, :])
 
 
@@ -174,12 +174,13 @@ def store_nvfp4_rows(
 @triton.jit
 def token_scale(x, index, gates, m, M, N, K, sm, sn, SOURCE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """NVFP4's float32 scale of each row, which needs the complete row."""
-    most = tl.zeros((BM, BN), tl.int32)
+    running_max = tl.zeros((BM, BN), tl.int32)
     for start in range(0, N, BN):
-        most = tl.maximum(
-            most, size_bits(piece(x, index, gates, m, start + tl.arange(0, BN).to(tl.int64), M, N, K, sm, sn, SOURCE))
+        running_max = tl.maximum(
+            running_max,
+            size_bits(piece(x, index, gates, m, start + tl.arange(0, BN).to(tl.int64), M, N, K, sm, sn, SOURCE)),
         )
-    top = tl.max(most, 1)
+    top = tl.max(running_max, 1)
     s = tl.div_rn(top.to(tl.float32, bitcast=True), 2688.0)
     return tl.where(top >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
@@ -265,8 +266,8 @@ def scale_room(batch: int, rows: int, size: int, block: int, swizzled: bool, lik
     return torch.empty(shape, dtype=torch.uint8, device=like.device)
 
 
-def code_room(wanted: bool, *shape: int, like: Tensor) -> Tensor:
-    return torch.empty(shape if wanted else (0,), dtype=torch.uint8, device=like.device)
+def code_room(is_needed: bool, *shape: int, like: Tensor) -> Tensor:
+    return torch.empty(shape if is_needed else (0,), dtype=torch.uint8, device=like.device)
 
 
 def quantise_both(

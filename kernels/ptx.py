@@ -72,7 +72,7 @@ def run(
     read them where the number does not matter, so a result may not depend on it. approximate: bits that approximate
     instructions give, to show what does not depend on them. Raises UnknownInstruction before anything runs, and Fault
     for what a GPU does not allow; memory is then half written."""
-    steps = [step_of(program, one, approximate) for one in program.instructions]
+    steps = [step_of(program, instruction, approximate) for instruction in program.instructions]
     size = (*grid, 1, 1)[:3]
     if len(arguments) > len(program.parameters) or len(grid) > 3:
         raise ValueError(
@@ -94,30 +94,30 @@ def run(
 def play(program: Program, steps: list[Step | int], threads: Threads) -> None:
     """From the first instruction to the end of every thread."""
     end, at = len(steps), np.zeros(threads.count, np.int64)
-    while (now := int(at.min())) < end:
-        active = at == now
+    while (program_counter := int(at.min())) < end:
+        active = at == program_counter
         everyone = bool(active.all())
         behind = end if everyone else int(at[~active].min())
-        while now < end:
-            one, step = program.instructions[now], steps[now]
+        while program_counter < end:
+            instruction, step = program.instructions[program_counter], steps[program_counter]
             mask = None if everyone else active
-            if one.guard:
-                guard = threads.read(Register(one.guard), 1, mask) ^ one.negated
+            if instruction.guard:
+                guard = threads.read(Register(instruction.guard), 1, mask) ^ instruction.negated
                 mask = guard if everyone else guard & active
                 mask = None if mask.all() else mask
-            now += 1
+            program_counter += 1
             if isinstance(step, int):
-                taken = active if mask is None else mask
-                at[active] = now
-                at[taken] = step
+                branch_mask = active if mask is None else mask
+                at[active] = program_counter
+                at[branch_mask] = step
                 break
             if mask is None or mask.any():
                 try:
                     step(threads, mask)
                 except Fault as error:
-                    raise Fault(f"{error}, in {one.text}") from None
-            if now == behind:
-                at[active] = now
+                    raise Fault(f"{error}, in {instruction.text}") from None
+            if program_counter == behind:
+                at[active] = program_counter
                 break
         else:
-            at[active] = now
+            at[active] = program_counter

@@ -35,10 +35,10 @@ def encode(x: np.ndarray, form: str) -> np.ndarray:
     significand = (size & np.uint64(2**52 - 1)) | (np.uint64(1) << np.uint64(52)) * (exponent > -1023)
     at = np.maximum(exponent, least)
     drop = np.minimum(52 - mantissa + at - exponent, 60).astype(np.uint64)
-    one = np.uint64(1)
-    kept, rest, half = significand >> drop, significand & ((one << drop) - one), one << (drop - one)
-    kept = kept + ((rest > half) | ((rest == half) & (kept & one == one)))
-    code = np.minimum(kept.astype(np.int64) + ((at - least) << mantissa), top)
+    unit = np.uint64(1)
+    quotient, remainder, half = significand >> drop, significand & ((unit << drop) - unit), unit << (drop - unit)
+    quotient = quotient + ((remainder > half) | ((remainder == half) & (quotient & unit == unit)))
+    code = np.minimum(quotient.astype(np.int64) + ((at - least) << mantissa), top)
     code = np.where(np.isnan(x), nan, code)
     sign = (bits >> np.uint64(63)).astype(np.int64) << (7 if form == "e4m3" else 15)
     return (code | np.where(np.isnan(x), 0, sign)).astype(np.uint16)
@@ -74,8 +74,8 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     so that rounding it again to float32 cannot meet a false tie."""
     p, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
     s = p + c
-    other = s - p
-    error = (p - (s - other)) + (c - other)
+    virtual_c = s - p
+    error = (p - (s - virtual_c)) + (c - virtual_c)
     bits = s.view(np.int64)
     inexact = np.isfinite(s) & (error != 0) & (bits & 1 == 0)
     towards = np.where((error > 0) == (s > 0), 1, -1)
@@ -89,12 +89,12 @@ def smaller(a: np.ndarray, b: np.ndarray, words: set[str], least: bool, kind: st
     if "xorsign" in words:
         a, b = np.abs(a), np.abs(b)
     first = (a < b) | ((a == b) & np.signbit(a)) if least else (a > b) | ((a == b) & ~np.signbit(a))
-    lost = np.isnan(a) | np.isnan(b)
-    found = np.where(first, a, b)
-    found = np.where(lost, np.nan if "NaN" in words else np.where(np.isnan(a), b, a), found).astype(a.dtype)
+    has_nan = np.isnan(a) | np.isnan(b)
+    result = np.where(first, a, b)
+    result = np.where(has_nan, np.nan if "NaN" in words else np.where(np.isnan(a), b, a), result).astype(a.dtype)
     if sign is not None:
-        found = np.where(sign, -found, found)
-    return bits_of(found, kind)
+        result = np.where(sign, -result, result)
+    return bits_of(result, kind)
 
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
@@ -123,7 +123,7 @@ def float_operation(base: str, words: set[str], kind: str) -> Operation | None:
     ):
         return None
 
-    def one(*values: np.ndarray) -> np.ndarray:
+    def compute_number(*values: np.ndarray) -> np.ndarray:
         if base in ("abs", "neg"):  # also of NaN: whose sign the ISA leaves open
             mark = UNSIGNED[width](1 << (width - 1))
             return values[0] & ~mark if base == "abs" else values[0] ^ mark
@@ -139,18 +139,18 @@ def float_operation(base: str, words: set[str], kind: str) -> Operation | None:
                 return bits_of(np.sqrt(x[0]), lane)
             return bits_of(BINARY[base](*x), lane)
 
-    def flushing(*values: np.ndarray) -> np.ndarray:
-        return flushed(one(*map(flushed, values))) if "ftz" in words else one(*values)
+    def compute_flushed(*values: np.ndarray) -> np.ndarray:
+        return flushed(compute_number(*map(flushed, values))) if "ftz" in words else compute_number(*values)
 
-    def both(*values: np.ndarray) -> np.ndarray:
+    def compute_pair(*values: np.ndarray) -> np.ndarray:
         half = UNSIGNED[width]
-        low = flushing(*(v.astype(half) for v in values))
-        high = flushing(*((v >> v.dtype.type(width)).astype(half) for v in values))
-        whole = UNSIGNED[2 * width]
-        return low.astype(whole) | (high.astype(whole) << whole(width))
+        low = compute_flushed(*(v.astype(half) for v in values))
+        high = compute_flushed(*((v >> v.dtype.type(width)).astype(half) for v in values))
+        pair_type = UNSIGNED[2 * width]
+        return low.astype(pair_type) | (high.astype(pair_type) << pair_type(width))
 
     count = 3 if base == "fma" else 1 if base in ("abs", "neg", "rcp", "sqrt") else 2
-    return Operation(WIDTHS[kind], (WIDTHS[kind],) * count, both if kind in PAIRS else flushing)
+    return Operation(WIDTHS[kind], (WIDTHS[kind],) * count, compute_pair if kind in PAIRS else compute_flushed)
 
 
 COMPARISONS = {
@@ -188,17 +188,17 @@ def comparison(words: list[str], kind: str) -> Operation | None:
     def compare(a, b, *joined):
         if real:
             a, b = floats(a, kind), floats(b, kind)
-            lost = np.isnan(a) | np.isnan(b)
+            has_nan = np.isnan(a) | np.isnan(b)
             if name in ("num", "nan"):
-                found = lost if name == "nan" else ~lost
+                result = has_nan if name == "nan" else ~has_nan
             else:
-                found = COMPARISONS[base](a, b) | lost if unordered else COMPARISONS[base](a, b) & ~lost
+                result = COMPARISONS[base](a, b) | has_nan if unordered else COMPARISONS[base](a, b) & ~has_nan
         else:
             form = SIGNED if kind[0] == "s" else UNSIGNED
-            found = COMPARISONS[base](a.view(form[width]), b.view(form[width]))
-        for word, other in zip(joins, joined, strict=True):
-            found = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[word](found, other)
-        return found
+            result = COMPARISONS[base](a.view(form[width]), b.view(form[width]))
+        for word, predicate in zip(joins, joined, strict=True):
+            result = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[word](result, predicate)
+        return result
 
     return Operation(1, (width, width, *(1 for _ in joins)), compare)
 
@@ -233,20 +233,20 @@ def conversion(words: list[str], to: str, of: str) -> Operation | None:
 def operation(opcode: str) -> Operation:
     """The model of an arithmetic instruction. Raises UnknownInstruction if there is none."""
     base, *words = opcode.split(".")
-    found = None
+    model = None
     if words and words[-1] in WIDTHS:
         kind = words[-1]
         if base == "cvt" and len(words) > 1 and words[-2] in WIDTHS:
-            found = conversion(words[:-2], words[-2], kind)
+            model = conversion(words[:-2], words[-2], kind)
         elif base == "setp" and len(words) > 1:
-            found = comparison(words[:-1], kind)
+            model = comparison(words[:-1], kind)
         elif base == "selp" and len(words) == 1:
             width = WIDTHS[kind]
-            found = Operation(width, (width, width, 1), lambda a, b, p: np.where(p, a, b))
+            model = Operation(width, (width, width, 1), lambda a, b, p: np.where(p, a, b))
         elif kind in ("f32", "f16", "bf16", *PAIRS):
-            found = float_operation(base, set(words[:-1]), kind) if len(set(words)) == len(words) else None
+            model = float_operation(base, set(words[:-1]), kind) if len(set(words)) == len(words) else None
         else:
-            found = integer_operation(base, words[:-1], kind)
-    if found is None:
+            model = integer_operation(base, words[:-1], kind)
+    if model is None:
         raise UnknownInstruction(f"no model of the PTX instruction {opcode}")
-    return found
+    return model

@@ -52,9 +52,9 @@ def shifted(a: np.ndarray, by: np.ndarray, left: bool, width: int, signed: bool 
     inside = by < width
     amount = np.where(inside, by, 0).astype(UNSIGNED[width]).view(form)
     x = a.view(form)
-    found = x << amount if left else x >> amount
+    result = x << amount if left else x >> amount
     beyond = np.where(x < 0, form(-1), form(0)) if signed else form(0)
-    return np.where(inside, found, beyond).view(UNSIGNED[width])
+    return np.where(inside, result, beyond).view(UNSIGNED[width])
 
 
 def field(a: np.ndarray, at: np.ndarray, length: np.ndarray, width: int, signed: bool) -> np.ndarray:
@@ -62,25 +62,25 @@ def field(a: np.ndarray, at: np.ndarray, length: np.ndarray, width: int, signed:
     has."""
     at, length = at & np.uint32(0xFF), length & np.uint32(0xFF)
     value = shifted(a, at, False, width)
-    kept = np.minimum(length, width)
-    mask = ~shifted(np.full_like(a, UNSIGNED[width](2**width - 1)), kept, True, width)
-    found = value & mask
+    clamped_length = np.minimum(length, width)
+    mask = ~shifted(np.full_like(a, UNSIGNED[width](2**width - 1)), clamped_length, True, width)
+    result = value & mask
     if signed:
         highest = np.minimum(at + length - 1, width - 1).astype(np.uint32)
         sign = (shifted(a, highest, False, width) & UNSIGNED[width](1)).astype(bool) & (length > 0)
         # What lies above a's own bits is sign, too.
-        there = np.minimum(kept, np.where(at < width, width - at, 0)).astype(np.uint32)
-        above = shifted(np.full_like(a, UNSIGNED[width](2**width - 1)), there, True, width)
-        found = np.where(sign, value | above, found)
-        found = np.where(length > 0, found, UNSIGNED[width](0))
-    return found
+        available_length = np.minimum(clamped_length, np.where(at < width, width - at, 0)).astype(np.uint32)
+        above = shifted(np.full_like(a, UNSIGNED[width](2**width - 1)), available_length, True, width)
+        result = np.where(sign, value | above, result)
+        result = np.where(length > 0, result, UNSIGNED[width](0))
+    return result
 
 
 def inserted(a: np.ndarray, b: np.ndarray, at: np.ndarray, length: np.ndarray, width: int) -> np.ndarray:
     """bfi: the low `length` bits of a, put into b from bit `at` up."""
     at, length = at & np.uint32(0xFF), np.minimum(length & np.uint32(0xFF), width)
-    whole = np.full_like(a, UNSIGNED[width](2**width - 1))
-    mask = shifted(~shifted(whole, length, True, width), at, True, width)
+    all_ones = np.full_like(a, UNSIGNED[width](2**width - 1))
+    mask = shifted(~shifted(all_ones, length, True, width), at, True, width)
     return (shifted(a, at, True, width) & mask) | (b & ~mask)
 
 
@@ -88,41 +88,41 @@ def bytes_picked(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarr
     """prmt: each of four nibbles picks one of eight bytes, a's below b's; its highest bit asks for the byte's sign
     eight times."""
     pool = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
-    found = np.zeros_like(a)
+    result = np.zeros_like(a)
     for i in range(4):
         nibble = (selector >> np.uint32(4 * i)) & np.uint32(15)
         byte = (pool >> ((nibble & np.uint32(7)).astype(np.uint64) * np.uint64(8))).astype(np.uint32) & np.uint32(0xFF)
         signs = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
-        found = found | (np.where(nibble & np.uint32(8), signs, byte) << np.uint32(8 * i))
-    return found
+        result = result | (np.where(nibble & np.uint32(8), signs, byte) << np.uint32(8 * i))
+    return result
 
 
 def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
     """lop3: bit i of the table is the result where the bits of a, b and c spell i."""
-    found = np.zeros_like(a)
+    result = np.zeros_like(a)
     for i in range(8):
         term = (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
-        found = found | np.where((table >> np.uint32(i)) & np.uint32(1), term, np.uint32(0))
-    return found
+        result = result | np.where((table >> np.uint32(i)) & np.uint32(1), term, np.uint32(0))
+    return result
 
 
 def funnel(low: np.ndarray, high: np.ndarray, by: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
     """shf: 32 bits of high:low, shifted."""
     amount = (by & np.uint32(31) if wrap else np.minimum(by, np.uint32(32))).astype(np.uint64)
-    whole = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
-    return ((whole << amount) >> np.uint64(32) if left else whole >> amount).astype(np.uint32)
+    pair = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
+    return ((pair << amount) >> np.uint64(32) if left else pair >> amount).astype(np.uint32)
 
 
-def quotient(a: np.ndarray, b: np.ndarray, rest: bool) -> np.ndarray:
+def quotient(a: np.ndarray, b: np.ndarray, is_remainder: bool) -> np.ndarray:
     """Division towards zero, or its remainder, which has the sign of a."""
     if not b.all():
         raise ZeroDivisionError("PTX leaves an integer division by zero open")
     if a.dtype.kind == "u":
-        return a % b if rest else a // b
+        return a % b if is_remainder else a // b
     with np.errstate(over="ignore"):
-        found = a // b
-        found = found + ((found < 0) & (found * b != a))
-        return a - found * b if rest else found
+        result = a // b
+        result = result + ((result < 0) & (result * b != a))
+        return a - result * b if is_remainder else result
 
 
 def integer_operation(base: str, words: list[str], kind: str) -> Operation | None:
@@ -144,11 +144,11 @@ def integer_operation(base: str, words: list[str], kind: str) -> Operation | Non
             )
         if base in ("mul", "mad") and words == ["wide"] and width < 64:
             wide = (SIGNED if kind[0] == "s" else UNSIGNED)[2 * width]
-            whole = UNSIGNED[2 * width]
+            wide_unsigned = UNSIGNED[2 * width]
 
             def widened(a, b, *c):
-                found = (a.view(form).astype(wide) * b.view(form).astype(wide)).view(whole)
-                return found + c[0] if c else found
+                product = (a.view(form).astype(wide) * b.view(form).astype(wide)).view(wide_unsigned)
+                return product + c[0] if c else product
 
             return Operation(2 * width, (width, width) if base == "mul" else (width, width, 2 * width), widened)
         if base == "mul" and words == ["hi"] and width == 32:

@@ -75,14 +75,14 @@ class Shared:
     def __init__(self, blocks: int, size: int):
         self.size = -(-size // 16) * 16
         room = blocks * self.size
-        self.bytes, self.since = np.zeros(room, np.uint8), np.zeros(blocks, np.int64)
+        self.bytes, self.epochs = np.zeros(room, np.uint8), np.zeros(blocks, np.int64)
         # The barrier count at which a byte was last written and read, and by which warp: −1 nobody, −2 several.
-        self.written, self.writer = np.full(room, -1), np.full(room, -1)
-        self.read, self.reader = np.full(room, -1), np.full(room, -1)
+        self.write_epochs, self.writer = np.full(room, -1), np.full(room, -1)
+        self.read_epochs, self.reader = np.full(room, -1), np.full(room, -1)
 
     def barrier(self, blocks: np.ndarray) -> None:
         """All threads of these blocks have met."""
-        self.since[blocks] += 1
+        self.epochs[blocks] += 1
 
     def cells(self, addresses: np.ndarray, block: np.ndarray, size: int) -> np.ndarray:
         """[threads, size]: indices of bytes."""
@@ -94,29 +94,33 @@ class Shared:
 
     def load(self, addresses: np.ndarray, width: int, parts: int, block: np.ndarray, warp: np.ndarray) -> np.ndarray:
         """[threads, parts] numbers of `width` bits; block and warp of each thread."""
-        cells, now, warp = self.cells(addresses, block, width // 8 * parts), self.since[block][:, None], warp[:, None]
-        if (self.written[cells] < 0).any():
+        cells, epoch, warp = (
+            self.cells(addresses, block, width // 8 * parts),
+            self.epochs[block][:, None],
+            warp[:, None],
+        )
+        if (self.write_epochs[cells] < 0).any():
             raise Fault("shared memory is read that nobody wrote")
-        if ((self.written[cells] == now) & (self.writer[cells] != warp)).any():
+        if ((self.write_epochs[cells] == epoch) & (self.writer[cells] != warp)).any():
             raise Fault("shared memory is read that another warp wrote, and no barrier is between")
-        several = (self.read[cells] == now) & (self.reader[cells] != warp)
-        self.read[cells], self.reader[cells] = now, warp
+        several = (self.read_epochs[cells] == epoch) & (self.reader[cells] != warp)
+        self.read_epochs[cells], self.reader[cells] = epoch, warp
         self.reader[cells[several | (self.reader[cells] != warp)]] = -2
         return self.bytes[cells].view(UNSIGNED[width])
 
     def store(self, addresses: np.ndarray, width: int, values: np.ndarray, block: np.ndarray, warp: np.ndarray) -> None:
         """values [threads, parts]."""
-        cells, now, warp = (
+        cells, epoch, warp = (
             self.cells(addresses, block, width // 8 * values.shape[1]),
-            self.since[block][:, None],
+            self.epochs[block][:, None],
             warp[:, None],
         )
         new = np.ascontiguousarray(values).view(np.uint8)
         changes = self.bytes[cells] != new
         if (
             (
-                (self.written[cells] == now) & (self.writer[cells] != warp)
-                | (self.read[cells] == now) & (self.reader[cells] != warp)
+                (self.write_epochs[cells] == epoch) & (self.writer[cells] != warp)
+                | (self.read_epochs[cells] == epoch) & (self.reader[cells] != warp)
             )
             & changes
         ).any():
@@ -124,7 +128,7 @@ class Shared:
         self.bytes[cells] = new
         if not np.array_equal(self.bytes[cells], new):
             raise Fault("two threads store different numbers at one shared address")
-        self.written[cells], self.writer[cells] = now, warp
+        self.write_epochs[cells], self.writer[cells] = epoch, warp
 
 
 def shuffle(mode: str, value: np.ndarray, by: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,14 +147,14 @@ def reduced(name: str, kind: str, value: np.ndarray, members: np.ndarray, nan: b
     `nan`, or if all are NaN."""
     inside = (members[:, :, None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1) == 1
     if kind == "f32":
-        found = np.full(value.shape, NAN, np.uint32)
+        result = np.full(value.shape, NAN, np.uint32)
         pick = operation(f"{name}.NaN.f32" if nan else f"{name}.f32").compute
         for lane in range(32):
-            here = inside[..., lane]
-            other = np.broadcast_to(value[:, lane, None], found.shape)
-            first = here & ~inside[..., :lane].any(-1)
-            found = np.where(first, other, np.where(here, pick(found, other), found))
-        return found
+            is_member = inside[..., lane]
+            lane_values = np.broadcast_to(value[:, lane, None], result.shape)
+            first = is_member & ~inside[..., :lane].any(-1)
+            result = np.where(first, lane_values, np.where(is_member, pick(result, lane_values), result))
+        return result
     x = value.view((SIGNED if kind[0] == "s" else UNSIGNED)[32])
     info = np.iinfo(x.dtype)
     function, nothing = {

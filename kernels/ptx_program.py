@@ -98,17 +98,17 @@ ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:([+-])\s*(-?\w+)\s*)?\]")
 REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]*);")
 
 
-def operand(text: str) -> Operand:
+def parse_operand(text: str) -> Operand:
     if text[0] == "{":
-        parts = tuple(operand(part) for part in OPERAND.findall(text[1:-1]))
+        parts = tuple(parse_operand(part) for part in OPERAND.findall(text[1:-1]))
         if not all(isinstance(part, Register | Immediate) for part in parts):
             raise ValueError(f"a vector of PTX holds registers and constants; got {text}")
         return Vector(parts)
     if text[0] == "[":
-        found = ADDRESS.fullmatch(text)
-        if not found:
+        match = ADDRESS.fullmatch(text)
+        if not match:
             raise ValueError(f"cannot read the PTX address {text}")
-        return Address(found[1], int(found[3] or "0", 0) * (-1 if found[2] == "-" else 1))
+        return Address(match[1], int(match[3] or "0", 0) * (-1 if match[2] == "-" else 1))
     if text[:2] in ("0f", "0F", "0d", "0D"):
         return Immediate(int(text[2:], 16))
     number = text.rstrip("U")
@@ -127,10 +127,10 @@ def parse(text: str) -> Program:
         (name, int(width))
         for width, name in re.findall(r"\.param\s+\.[usbf](\d+)[^,]*?([\w$]+)\s*(?:,|$)", entry[2].strip())
     )
-    head, _, rest = clean[entry.end() :].partition("{")
+    head, _, body = clean[entry.end() :].partition("{")
     threads = re.search(r"\.reqntid\s+(\d+)", head)
     registers, instructions, labels, depth, waiting = {}, [], {}, 1, ""
-    for line in rest.splitlines():
+    for line in body.splitlines():
         for kind, several in REGISTERS.findall(line):
             for name in several.split(","):
                 registers[re.sub(r"<\d+>$", "*", name.strip())] = 1 if kind == "pred" else int(kind[1:])
@@ -145,18 +145,22 @@ def parse(text: str) -> Program:
         if label := re.match(r"([$\w]+):\s*", line):
             labels[label[1]] = len(instructions)
             line = line[label.end() :]
-        *whole, waiting = (waiting + " " + line).split(";")
+        *statements, waiting = (waiting + " " + line).split(";")
         waiting = waiting.strip()
-        instructions += [instruction(one.strip()) for one in whole if one.strip()]
+        instructions += [parse_instruction(statement.strip()) for statement in statements if statement.strip()]
     return Program(entry[1], parameters, registers, tuple(instructions), labels, int(threads[1]) if threads else 1)
 
 
-def instruction(text: str) -> Instruction:
-    found = re.fullmatch(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", text, flags=re.S)
-    if not found:
+def parse_instruction(text: str) -> Instruction:
+    match = re.fullmatch(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", text, flags=re.S)
+    if not match:
         raise ValueError(f"cannot read the PTX instruction {text!r}")
     return Instruction(
-        found[3], tuple(map(operand, OPERAND.findall(found[4]))), found[2] or "", bool(found[1]), " ".join(text.split())
+        match[3],
+        tuple(map(parse_operand, OPERAND.findall(match[4]))),
+        match[2] or "",
+        bool(match[1]),
+        " ".join(text.split()),
     )
 
 
@@ -167,7 +171,7 @@ OPEN = {f"{base}.{kind}" for base in ("add", "sub", "mul") for kind in ("f32", "
 
 def open_roundings(program: Program) -> list[Instruction]:
     """Additions and multiplications that ptxas may fuse with each other."""
-    return [one for one in program.instructions if one.opcode in OPEN]
+    return [instruction for instruction in program.instructions if instruction.opcode in OPEN]
 
 
 def contractions(program: Program) -> dict[int, tuple[int, int]]:
@@ -175,55 +179,71 @@ def contractions(program: Program) -> dict[int, tuple[int, int]]:
     where both leave their rounding open. Registers with one writer are followed, also into pairs and out of them; what
     went through a selection cannot be fused."""
     writers: dict[str, list[int]] = {}
-    for i, one in enumerate(program.instructions):
-        for part in one.operands[0].parts if one.operands and isinstance(one.operands[0], Vector) else one.operands[:1]:
+    for i, instruction in enumerate(program.instructions):
+        for part in (
+            instruction.operands[0].parts
+            if instruction.operands and isinstance(instruction.operands[0], Vector)
+            else instruction.operands[:1]
+        ):
             writers.setdefault(getattr(part, "name", ""), []).append(i)
 
     def source(value: Operand) -> int | None:
         if isinstance(value, Vector):
             return next((at for part in value.parts if (at := source(part)) is not None), None)
-        found = writers.get(getattr(value, "name", ""), ())
-        if len(found) != 1:
+        writer_indices = writers.get(getattr(value, "name", ""), ())
+        if len(writer_indices) != 1:
             return None
-        one = program.instructions[found[0]]
-        if one.opcode in ("mul.f32", "mul.f32x2"):
-            return found[0]
-        return source(one.operands[1]) if one.opcode in ("abs.f32", "neg.f32", "mov.b32", "mov.b64") else None
+        instruction = program.instructions[writer_indices[0]]
+        if instruction.opcode in ("mul.f32", "mul.f32x2"):
+            return writer_indices[0]
+        return (
+            source(instruction.operands[1])
+            if instruction.opcode in ("abs.f32", "neg.f32", "mov.b32", "mov.b64")
+            else None
+        )
 
     adds = [
-        (i, one)
-        for i, one in enumerate(program.instructions)
-        if one.opcode in OPEN and not one.opcode.startswith("mul")
+        (i, instruction)
+        for i, instruction in enumerate(program.instructions)
+        if instruction.opcode in OPEN and not instruction.opcode.startswith("mul")
     ]
-    return {i: (place, at) for i, one in adds for place in (1, 2) if (at := source(one.operands[place])) is not None}
+    return {
+        i: (place, at)
+        for i, instruction in adds
+        for place in (1, 2)
+        if (at := source(instruction.operands[place])) is not None
+    }
 
 
 def contracted(program: Program) -> Program:
     """Each addition of `contractions` as one fused multiply-add: a·b + c, or |a|·|b| + c if the addition takes the
     product's size. Raises ValueError for pairs, subtractions and what takes another way."""
-    found, out, moved = contractions(program), [], []
+    fusions, out, moved = contractions(program), [], []
     a, b = Register("%fused_a"), Register("%fused_b")
-    for i, one in enumerate(program.instructions):
+    for i, instruction in enumerate(program.instructions):
         moved.append(len(out))
-        if i in found:
-            place, at = found[i]
-            multiply, other = program.instructions[at], one.operands[3 - place]
-            straight = one.operands[place] == multiply.operands[0]
-            size = Instruction("abs.f32", (one.operands[place], multiply.operands[0]))
-            if (one.opcode, multiply.opcode) != ("add.f32", "mul.f32") or not (
+        if i in fusions:
+            place, at = fusions[i]
+            multiply, addend = program.instructions[at], instruction.operands[3 - place]
+            straight = instruction.operands[place] == multiply.operands[0]
+            size = Instruction("abs.f32", (instruction.operands[place], multiply.operands[0]))
+            if (instruction.opcode, multiply.opcode) != ("add.f32", "mul.f32") or not (
                 straight
                 or any((step.opcode, step.operands) == (size.opcode, size.operands) for step in program.instructions)
             ):
-                raise ValueError(f"cannot fuse {multiply.text} into {one.text}")
+                raise ValueError(f"cannot fuse {multiply.text} into {instruction.text}")
             way = "mov.b32" if straight else "abs.f32"
             out += [
-                Instruction(way, (name, value), one.guard, one.negated)
+                Instruction(way, (name, value), instruction.guard, instruction.negated)
                 for name, value in zip((a, b), multiply.operands[1:], strict=True)
             ]
-            one = replace(
-                one, opcode="fma.rn.f32", operands=(one.operands[0], a, b, other), text=f"{multiply.text}; {one.text}"
+            instruction = replace(
+                instruction,
+                opcode="fma.rn.f32",
+                operands=(instruction.operands[0], a, b, addend),
+                text=f"{multiply.text}; {instruction.text}",
             )
-        out.append(one)
+        out.append(instruction)
     labels = {name: moved[i] if i < len(moved) else len(out) for name, i in program.labels.items()}
     return replace(
         program, instructions=tuple(out), labels=labels, registers=program.registers | {a.name: 32, b.name: 32}

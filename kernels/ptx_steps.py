@@ -110,17 +110,17 @@ def widened(value: np.ndarray, kind: str, width: int) -> np.ndarray:
     return value
 
 
-def memory_step(program: Program, one: Instruction) -> Step | None:
+def memory_step(program: Program, instruction: Instruction) -> Step | None:
     """Loads and stores."""
-    base, *words = one.opcode.split(".")
-    if base not in ("ld", "st") or not words or words[-1] not in WIDTHS or len(one.operands) != 2:
+    base, *words = instruction.opcode.split(".")
+    if base not in ("ld", "st") or not words or words[-1] not in WIDTHS or len(instruction.operands) != 2:
         return None
     kind, spaces = words[-1], [word for word in words if word in ("param", "global", "shared", "shared::cta")]
     parts = next((int(word[1]) for word in words if word in ("v2", "v4", "v8")), 1)
     if len(spaces) != 1 or set(words[:-1]) - HINTS - set(spaces) - {"v2", "v4", "v8"}:
         return None
     width, space = WIDTHS[kind], spaces[0].partition("::")[0]
-    place, data = one.operands if base == "st" else one.operands[::-1]
+    place, data = instruction.operands if base == "st" else instruction.operands[::-1]
     names = data.parts if isinstance(data, Vector) else (data,)
     if not isinstance(place, Address) or len(names) != parts or (space == "param" and base == "st"):
         return None
@@ -132,48 +132,56 @@ def memory_step(program: Program, one: Instruction) -> Step | None:
             )
             threads.write(names[0], widened(value, kind, program.width(names[0].name) or width), mask)
             return
-        here = np.arange(threads.count) if mask is None else np.flatnonzero(mask)
-        at = threads.addresses(place, 64 if space == "global" else 32, mask)[here]
-        where = () if space == "global" else (threads.block[here], threads.warp[here])
+        active_indices = np.arange(threads.count) if mask is None else np.flatnonzero(mask)
+        at = threads.addresses(place, 64 if space == "global" else 32, mask)[active_indices]
+        block_and_warp = () if space == "global" else (threads.block[active_indices], threads.warp[active_indices])
         room = threads.memory if space == "global" else threads.shared
         if base == "st":
-            room.store(at, width, np.stack([threads.read(name, width, mask)[here] for name in names], 1), *where)
+            room.store(
+                at,
+                width,
+                np.stack([threads.read(name, width, mask)[active_indices] for name in names], 1),
+                *block_and_warp,
+            )
             return
-        for name, column in zip(names, room.load(at, width, parts, *where).T, strict=True):
+        for name, column in zip(names, room.load(at, width, parts, *block_and_warp).T, strict=True):
             full = np.zeros(threads.count, UNSIGNED[width])
-            full[here] = column
+            full[active_indices] = column
             threads.write(name, widened(full, kind, program.width(name.name) or width), mask)
 
     return step
 
 
-def matrix_step(one: Instruction) -> Step | None:
+def matrix_step(instruction: Instruction) -> Step | None:
     """ldmatrix and stmatrix: 8 × 8 numbers of 16 bits, whose rows lie where lanes 8i to 8i + 7 say; lane t holds
     numbers 2(t mod 4) and the next of row t / 4."""
-    found = {
+    variant = {
         f"{name}matrix.sync.aligned.m8n8.x{n}.shared.b16": (name, n) for name in ("ld", "st") for n in (1, 2, 4)
-    }.get(one.opcode)
-    if found is None:
+    }.get(instruction.opcode)
+    if variant is None:
         return None
-    name, count = found
-    place, data = one.operands if name == "st" else one.operands[::-1]
+    name, count = variant
+    place, data = instruction.operands if name == "st" else instruction.operands[::-1]
     if not isinstance(place, Address) or not isinstance(data, Vector) or len(data.parts) != count:
         return None
     row, column = np.arange(32) // 4, np.arange(32) % 4
 
     def step(threads: Threads, mask: np.ndarray | None) -> None:
-        threads.warps(mask, one.text)
-        here = np.arange(threads.count) if mask is None else np.flatnonzero(mask)
-        at = threads.addresses(place, 32, mask)[here].reshape(-1, 32)
-        block, warp = threads.block[here].reshape(-1, 32)[:, :8], threads.warp[here].reshape(-1, 32)[:, :8]
+        threads.warps(mask, instruction.text)
+        active_indices = np.arange(threads.count) if mask is None else np.flatnonzero(mask)
+        at = threads.addresses(place, 32, mask)[active_indices].reshape(-1, 32)
+        block, warp = (
+            threads.block[active_indices].reshape(-1, 32)[:, :8],
+            threads.warp[active_indices].reshape(-1, 32)[:, :8],
+        )
         for i, part in enumerate(data.parts):
             rows = at[:, 8 * i : 8 * i + 8].reshape(-1), block.reshape(-1), warp.reshape(-1)
             if name == "st":
-                values = threads.read(part, 32, mask)[here].reshape(-1, 8, 4)
+                values = threads.read(part, 32, mask)[active_indices].reshape(-1, 8, 4)
                 threads.shared.store(rows[0], 32, values.reshape(-1, 4), *rows[1:])
             else:
                 full = np.zeros(threads.count, np.uint32)
-                full[here] = (
+                full[active_indices] = (
                     threads.shared.load(rows[0], 32, 4, *rows[1:]).reshape(-1, 8, 4)[:, row, column].reshape(-1)
                 )
                 threads.write(part, full, mask)
@@ -187,10 +195,10 @@ REDUCTIONS = {(name, kind) for name in ("add", "min", "max") for kind in ("s32",
 REDUCTIONS |= {(name, "f32", *words) for name in ("min", "max") for words in ((), ("NaN",))}
 
 
-def warp_step(one: Instruction) -> Step | None:
+def warp_step(instruction: Instruction) -> Step | None:
     """What lanes of a warp exchange."""
-    base, *words = one.opcode.split(".")
-    ops = one.operands
+    base, *words = instruction.opcode.split(".")
+    ops = instruction.operands
     if (
         base == "shfl"
         and len(words) == 3
@@ -203,115 +211,121 @@ def warp_step(one: Instruction) -> Step | None:
             return None
 
         def step(threads: Threads, mask: np.ndarray | None) -> None:
-            threads.warps(mask, one.text)
+            threads.warps(mask, instruction.text)
             value, by, limits, members = (threads.read(operand, 32, mask).reshape(-1, 32) for operand in ops[1:])
             if not (members == 0xFFFFFFFF).all():
-                raise Fault(f"{one.text} leaves lanes out")
+                raise Fault(f"{instruction.text} leaves lanes out")
             threads.write(ops[0], shuffle(words[1], value, by, limits)[0].reshape(-1), mask)
 
         return step
-    whole = base == "redux" and len(words) >= 3 and words[0] == "sync" and len(ops) == 3
-    if whole and (words[1], words[-1], *words[2:-1]) in REDUCTIONS:
+    is_reduction = base == "redux" and len(words) >= 3 and words[0] == "sync" and len(ops) == 3
+    if is_reduction and (words[1], words[-1], *words[2:-1]) in REDUCTIONS:
 
         def step(threads: Threads, mask: np.ndarray | None) -> None:
-            threads.warps(mask, one.text)
+            threads.warps(mask, instruction.text)
             value, members = (threads.read(operand, 32, mask).reshape(-1, 32) for operand in ops[1:])
-            same = (members[:, None, :] == members[:, :, None]) | (
+            is_mutual = (members[:, None, :] == members[:, :, None]) | (
                 (members[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1 == 0
             )
-            if not same.all() or not ((members >> np.arange(32, dtype=np.uint32)) & 1).all():
-                raise Fault(f"lanes that {one.text} names do not name each other")
+            if not is_mutual.all() or not ((members >> np.arange(32, dtype=np.uint32)) & 1).all():
+                raise Fault(f"lanes that {instruction.text} names do not name each other")
             threads.write(ops[0], reduced(words[1], words[-1], value, members, "NaN" in words).reshape(-1), mask)
 
         return step
     return None
 
 
-def move_step(program: Program, one: Instruction) -> Step | None:
+def move_step(program: Program, instruction: Instruction) -> Step | None:
     """mov, also from one register to several and back."""
-    base, *words = one.opcode.split(".")
-    if base != "mov" or len(words) != 1 or words[0] not in WIDTHS or len(one.operands) != 2:
+    base, *words = instruction.opcode.split(".")
+    if base != "mov" or len(words) != 1 or words[0] not in WIDTHS or len(instruction.operands) != 2:
         return None
-    width, (to, of) = WIDTHS[words[0]], one.operands
+    width, (to, of) = WIDTHS[words[0]], instruction.operands
 
     def step(threads: Threads, mask: np.ndarray | None) -> None:
         if isinstance(of, Vector):
-            each = width // len(of.parts)
+            part_width = width // len(of.parts)
             value = np.zeros(threads.count, UNSIGNED[width])
             for i, part in enumerate(of.parts):
-                value = value | (threads.read(part, each, mask).astype(UNSIGNED[width]) << UNSIGNED[width](i * each))
+                value = value | (
+                    threads.read(part, part_width, mask).astype(UNSIGNED[width]) << UNSIGNED[width](i * part_width)
+                )
             threads.write(to, value, mask)
         elif isinstance(to, Vector):
-            each = width // len(to.parts)
+            part_width = width // len(to.parts)
             value = threads.read(of, width, mask)
             for i, part in enumerate(to.parts):
-                threads.write(part, (value >> UNSIGNED[width](i * each)).astype(UNSIGNED[each]), mask)
+                threads.write(part, (value >> UNSIGNED[width](i * part_width)).astype(UNSIGNED[part_width]), mask)
         else:
             threads.write(to, threads.read(of, width, mask), mask)
 
     return step
 
 
-def arithmetic_step(program: Program, one: Instruction) -> Step:
+def arithmetic_step(program: Program, instruction: Instruction) -> Step:
     """What computes a register from registers."""
     try:
-        found = operation(one.opcode)
+        model = operation(instruction.opcode)
     except UnknownInstruction as error:
-        raise UnknownInstruction(f"{error}: {one.text}") from None
-    to, *of = one.operands
-    if one.opcode in ("min.f32", "max.f32", "min.NaN.f32", "max.NaN.f32") and len(of) == 3:  # Blackwell compares three
-        found = Operation(32, (32, 32, 32), lambda a, b, c, two=found.compute: two(two(a, b), c))
-    if len(of) != len(found.sources) or not isinstance(to, Register) or program.width(to.name) is None:
-        raise UnknownInstruction(f"no model of this form of {one.opcode}: {one.text}")
-    kind = one.opcode.split(".")[-2] if one.opcode.startswith("cvt.") else "b"
-    room = program.width(to.name) or found.width
+        raise UnknownInstruction(f"{error}: {instruction.text}") from None
+    to, *of = instruction.operands
+    if (
+        instruction.opcode in ("min.f32", "max.f32", "min.NaN.f32", "max.NaN.f32") and len(of) == 3
+    ):  # Blackwell compares three
+        model = Operation(32, (32, 32, 32), lambda a, b, c, two=model.compute: two(two(a, b), c))
+    if len(of) != len(model.sources) or not isinstance(to, Register) or program.width(to.name) is None:
+        raise UnknownInstruction(f"no model of this form of {instruction.opcode}: {instruction.text}")
+    kind = instruction.opcode.split(".")[-2] if instruction.opcode.startswith("cvt.") else "b"
+    room = program.width(to.name) or model.width
 
     def step(threads: Threads, mask: np.ndarray | None) -> None:
-        value = found.compute(*(threads.read(x, width, mask) for x, width in zip(of, found.sources, strict=True)))
+        value = model.compute(*(threads.read(x, width, mask) for x, width in zip(of, model.sources, strict=True)))
         threads.write(to, widened(np.asarray(value), kind, room), mask)
 
     return step
 
 
-def barrier_step(one: Instruction) -> Step | None:
+def barrier_step(instruction: Instruction) -> Step | None:
     """bar.sync 0: all threads of a block meet, or none does."""
-    if one.opcode not in ("bar.sync", "barrier.sync", "barrier.sync.aligned") or one.operands != (Immediate(0),):
+    if instruction.opcode not in ("bar.sync", "barrier.sync", "barrier.sync.aligned") or instruction.operands != (
+        Immediate(0),
+    ):
         return None
 
     def step(threads: Threads, mask: np.ndarray | None) -> None:
         if mask is None:
-            threads.shared.barrier(np.arange(len(threads.shared.since)))
+            threads.shared.barrier(np.arange(len(threads.shared.epochs)))
             return
-        there = mask.reshape(len(threads.shared.since), -1)
-        if (there.any(1) != there.all(1)).any():
+        arrival_mask = mask.reshape(len(threads.shared.epochs), -1)
+        if (arrival_mask.any(1) != arrival_mask.all(1)).any():
             raise Fault("not all threads of a block reach a barrier")
-        threads.shared.barrier(np.flatnonzero(there.any(1)))
+        threads.shared.barrier(np.flatnonzero(arrival_mask.any(1)))
 
     return step
 
 
-def approximate_step(one: Instruction, bits: int) -> Step | None:
+def approximate_step(instruction: Instruction, bits: int) -> Step | None:
     """An approximate instruction, replaced by one that always gives `bits`."""
-    if not {"approx", "full"} & set(one.opcode.split(".")) or not one.opcode.endswith(".f32"):
+    if not {"approx", "full"} & set(instruction.opcode.split(".")) or not instruction.opcode.endswith(".f32"):
         return None
-    return lambda threads, mask: threads.write(one.operands[0], np.full(threads.count, bits, np.uint32), mask)
+    return lambda threads, mask: threads.write(instruction.operands[0], np.full(threads.count, bits, np.uint32), mask)
 
 
-def step_of(program: Program, one: Instruction, approximate: int | None = None) -> Step | int:
+def step_of(program: Program, instruction: Instruction, approximate: int | None = None) -> Step | int:
     """How an instruction is executed, or where it jumps to. Raises UnknownInstruction if it is not modelled."""
-    if approximate is not None and (found := approximate_step(one, approximate)):
-        return found
-    if one.opcode in ("bra", "bra.uni"):
-        (to,) = one.operands
+    if approximate is not None and (step := approximate_step(instruction, approximate)):
+        return step
+    if instruction.opcode in ("bra", "bra.uni"):
+        (to,) = instruction.operands
         return program.labels[getattr(to, "name", "")]
-    if one.opcode in ("ret", "exit"):
+    if instruction.opcode in ("ret", "exit"):
         return len(program.instructions)
     for make in (
-        lambda: memory_step(program, one),
-        lambda: matrix_step(one),
-        lambda: warp_step(one),
-        lambda: move_step(program, one),
+        lambda: memory_step(program, instruction),
+        lambda: matrix_step(instruction),
+        lambda: warp_step(instruction),
+        lambda: move_step(program, instruction),
     ):
-        if found := make():
-            return found
-    return barrier_step(one) or arithmetic_step(program, one)
+        if step := make():
+            return step
+    return barrier_step(instruction) or arithmetic_step(program, instruction)

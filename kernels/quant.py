@@ -49,11 +49,11 @@ def mx_codes(blocks, byte, AXIS: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def load_numbers(x, at, apart, inside, SWIGLU: tl.constexpr):
-    """The numbers at `at` in float32; SWIGLU: their silu times the numbers `apart` further on."""
+def load_numbers(x, at, offset, inside, SWIGLU: tl.constexpr):
+    """The numbers at `at` in float32; SWIGLU: their silu times the numbers `offset` further on."""
     v = tl.load(x + at, inside, other=0.0).to(tl.float32)
     if SWIGLU:
-        v = v / (1.0 + tl.exp(-v)) * tl.load(x + at + apart, inside, other=0.0).to(tl.float32)
+        v = v / (1.0 + tl.exp(-v)) * tl.load(x + at + offset, inside, other=0.0).to(tl.float32)
     return v
 
 
@@ -121,8 +121,8 @@ def mxfp8_matrix(
     need(x)
     M, N = len(x), x.shape[1] // (2 if swiglu else 1)
 
-    def room(wanted: bool, *shape: int) -> Tensor:
-        return torch.empty(shape if wanted else (0,), dtype=torch.uint8, device=x.device)
+    def room(is_needed: bool, *shape: int) -> Tensor:
+        return torch.empty(shape if is_needed else (0,), dtype=torch.uint8, device=x.device)
 
     out = room(rows, M, N), room(rows, M, -(-N // 32)), room(cols, N, M), room(cols, N, -(-M // 32))
     if x.numel():
@@ -172,7 +172,7 @@ def nvfp4_kernel(
     packed,
     blocks,
     scales,
-    whole,
+    tensor_max,
     rows,
     N,
     half,
@@ -187,21 +187,21 @@ def nvfp4_kernel(
     """BM tokens per program, BN numbers of each at a time. Tokens are read once for the scales (unless TENSOR) and once
     to write; if a token is not longer than BN, the second read hits the cache."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    n, b, here = tl.arange(0, BN), tl.arange(0, BN // 16), row < rows
+    n, b, row_mask = tl.arange(0, BN), tl.arange(0, BN // 16), row < rows
     if TENSOR:
-        top = tl.zeros((BM,), tl.int32) + tl.load(whole)
+        top = tl.zeros((BM,), tl.int32) + tl.load(tensor_max)
     else:
-        most = tl.zeros((BM, BN), tl.int32)
+        running_max = tl.zeros((BM, BN), tl.int32)
         for start in range(0, N, BN):
-            inside = here[:, None] & (start + n < N)[None, :]
+            inside = row_mask[:, None] & (start + n < N)[None, :]
             v = load_numbers(x, row[:, None] * sm + (start + n).to(tl.int64)[None, :] * sn, N * sn, inside, SWIGLU)
-            most = tl.maximum(most, size_bits(v))
-        top = tl.max(most, 1)
+            running_max = tl.maximum(running_max, size_bits(v))
+        top = tl.max(running_max, 1)
     s = tl.div_rn(top.to(tl.float32, bitcast=True), 2688.0)
     s = tl.where(top >= 0x7F800000, 0x7FC00000, s.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    tl.store(scales + row, s, here & (row == 0) if TENSOR else here)
+    tl.store(scales + row, s, row_mask & (row == 0) if TENSOR else row_mask)
     for start in range(0, N, BN):
-        inside = here[:, None] & (start + n < N)[None, :]
+        inside = row_mask[:, None] & (start + n < N)[None, :]
         v = load_numbers(x, row[:, None] * sm + (start + n).to(tl.int64)[None, :] * sn, N * sn, inside, SWIGLU)
         groups = tl.reshape(v, (BM, BN // 16, 16))
         largest = tl.max(size_bits(groups), 2).to(tl.float32, bitcast=True)
@@ -210,14 +210,14 @@ def nvfp4_kernel(
         tl.store(
             blocks + row[:, None] * number + (start // 16 + b)[None, :],
             code,
-            here[:, None] & (start // 16 + b < number)[None, :],
+            row_mask[:, None] & (start // 16 + b < number)[None, :],
         )
         wide = tl.broadcast_to(tl.expand_dims(step, 2), (BM, BN // 16, 16))
         divided = groups * tl.div_rn(1.0, wide) if FAST else tl.div_rn(groups, wide)
         low, high = tl.split(tl.reshape(encode_e2m1(tl.where(wide > 0, divided, 0.0)), (BM, BN // 16, 8, 2)))
         h = start // 2 + tl.arange(0, BN // 2)
         pairs = tl.reshape(low | (high << 4), (BM, BN // 2)).to(tl.uint8)
-        tl.store(packed + row[:, None] * half + h[None, :], pairs, here[:, None] & (h < half)[None, :])
+        tl.store(packed + row[:, None] * half + h[None, :], pairs, row_mask[:, None] & (h < half)[None, :])
 
 
 @triton.jit
@@ -249,9 +249,9 @@ def nvfp4_rows(
     scales = torch.zeros(1 if tensor else rows, dtype=torch.float32, device=x.device)
     top = torch.zeros(1, dtype=torch.int32, device=x.device)
     if tensor and x.numel():
-        whole = x.contiguous()
+        x_contiguous = x.contiguous()
         parts = torch.empty(triton.cdiv(x.numel(), 16384), dtype=torch.int32, device=x.device)
-        largest_kernel[(len(parts),)](whole, parts, x.numel(), BLOCK=16384, **EXACT)
+        largest_kernel[(len(parts),)](x_contiguous, parts, x.numel(), BLOCK=16384, **EXACT)
         top = parts.max().view(1)  # the kernel divides it by 2688: on a GPU, torch would multiply by a rounded 1/2688
     if rows:
         BN = min(max(triton.next_power_of_2(N), 16), 1024 if INTERPRETED else 4096)

@@ -36,7 +36,7 @@ from .launch import Fitting, first
 __all__ = ["Launch", "launches"]
 
 TOKENS, WIDTH, VOCABULARY = 32_768, 2048, 151_936
-EXPERTS, INNER, CHOSEN = 128, 768, 8
+EXPERTS, INNER, TOP_K = 128, 768, 8
 
 FORWARD = ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"), ("mxfp8", None), ("nvfp4-token", None)
 ORIENTATIONS = {"matrix": FORWARD, "gathered": FORWARD, "weighted": FORWARD[:1], "codes": FORWARD}
@@ -98,17 +98,20 @@ class Launch:
 def launches(capability: tuple[int, int] = (9, 0)) -> list[Launch]:
     """Every use on a GPU of this compute capability, in the order of `uses`; what compiles to the same code is there
     once. Needs a process without TRITON_INTERPRET."""
-    found: dict[str, Launch] = {}
+    launches_by_key: dict[str, Launch] = {}
     for use, call in uses():
 
         def note(kernel, form, tiles, arguments, grid, use=use):
-            alike = sum(one.kernel is kernel and one.use.startswith(use) for one in found.values())
+            alike = sum(
+                previous_launch.kernel is kernel and previous_launch.use.startswith(use)
+                for previous_launch in launches_by_key.values()
+            )
             launch = described(f"{use}, {alike + 1}" if alike else use, kernel, form, tiles, arguments, grid)
-            found.setdefault(launch.key(), launch)
+            launches_by_key.setdefault(launch.key(), launch)
 
         with OnGpu(), recorded(note, capability):
             call()
-    return list(found.values())
+    return list(launches_by_key.values())
 
 
 class OnGpu(TorchFunctionMode):
@@ -116,12 +119,12 @@ class OnGpu(TorchFunctionMode):
     changes, says 2^20; one that is asked whether something is so (whether a gradient overflows) says no."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        for asked, answer in (
+        for method, answer in (
             (torch.Tensor.is_cuda.__get__, True),
             (torch.Tensor.__int__, 2**20),
             (torch.Tensor.__bool__, False),
         ):
-            if func == asked:
+            if func == method:
                 return answer
         return func(*args, **(kwargs or {}))
 
@@ -136,10 +139,10 @@ def recorded(note: Callable, capability: tuple[int, int]) -> Iterator[None]:
         note(self, "", (only,), dict(zip(self.arg_names, args, strict=False)) | kwargs, grid)
 
     def choose(self, *args, grid, warmup, **kwargs):
-        given, prune = dict(zip(self.arg_names, args, strict=False)) | kwargs, self.early_config_prune
+        arguments, prune = dict(zip(self.arg_names, args, strict=False)) | kwargs, self.early_config_prune
         fitted = isinstance(prune, Fitting)
-        tiles = self.configs.candidates(first(given).dtype) if fitted else self.configs.large
-        note(self.fn, prune.form(given) if fitted else "", tuple(tiles), given, grid)
+        tiles = self.configs.candidates(first(arguments).dtype) if fitted else self.configs.large
+        note(self.fn, prune.form(arguments) if fitted else "", tuple(tiles), arguments, grid)
 
     JITFunction.run, Autotuner.run, torch.cuda.get_device_capability = run, choose, lambda device=None: capability
     try:
@@ -179,7 +182,7 @@ def described(use: str, kernel: JITFunction, form: str, tiles: tuple, arguments:
             if value % 16 == 0:
                 attributes[(at,)] = [["tt.divisibility", 16]]
     options = {name: value for name, value in arguments.items() if name not in kernel.arg_names}
-    attributes = {at: some for at, some in attributes.items() if some}
+    attributes = {at: properties for at, properties in attributes.items() if properties}
     size = grid if callable(grid) else lambda tile, fixed=grid: fixed
     return Launch(
         use,
@@ -238,7 +241,7 @@ def weights() -> tuple[Tensor, Tensor]:
 
 def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     """What is called, and under which name. Tensors are made when a call is made."""
-    wide, rows = (8192, 8192), TOKENS * CHOSEN
+    wide, rows = (8192, 8192), TOKENS * TOP_K
     for mode in ("rceil", "floor", "ceil", "even"):
         yield f"MXFP8 along rows, {mode}", lambda mode=mode: quant.mxfp8_quantize(numbers(*wide), -1, mode)
     yield "MXFP8 along columns", lambda: quant.mxfp8_quantize(numbers(*wide), 0)
@@ -261,25 +264,22 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
     for source, ways in ORIENTATIONS.items():
         for by_rows, by_columns in ways:
 
-            def both(source=source, ways=(by_rows, by_columns)):
+            def quantise_operand(source=source, ways=(by_rows, by_columns)):
                 if source == "matrix":
-                    return operands.both(weights()[0], *ways)
-                given = numbers(TOKENS, WIDTH, dtype=torch.uint8 if source == "codes" else torch.bfloat16)
+                    return operands.make_operands(weights()[0], *ways)
+                x = numbers(TOKENS, WIDTH, dtype=torch.uint8 if source == "codes" else torch.bfloat16)
                 gates = {
-                    "weighted": numbers(TOKENS, CHOSEN, dtype=torch.float32),
+                    "weighted": numbers(TOKENS, TOP_K, dtype=torch.float32),
                     "codes": numbers(TOKENS, WIDTH // 32, dtype=torch.uint8),
                 }
-                return operands.both(
-                    given,
-                    *ways,
-                    source=source,
-                    index=indices(rows),
-                    K=CHOSEN,
-                    gates=gates.get(source),
-                    limit=indices(1),
+                return operands.make_operands(
+                    x, *ways, source=source, index=indices(rows), K=TOP_K, gates=gates.get(source), limit=indices(1)
                 )
 
-            yield f"{source} to {by_rows} rows {f'and {by_columns} columns' if by_columns else 'alone'}", both
+            yield (
+                f"{source} to {by_rows} rows {f'and {by_columns} columns' if by_columns else 'alone'}",
+                quantise_operand,
+            )
     yield (
         "MXFP8 of SwiGLU's gradient",
         lambda: experts.swiglu_gradient(numbers(rows, 2 * INNER), numbers(rows, INNER), "mxfp8", indices(1)),
@@ -312,16 +312,16 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
 
     yield "SwiGLU", lambda: experts.swiglu(numbers(rows, 2 * INNER))
     yield "SwiGLU's gradient", lambda: experts.swiglu(numbers(rows, 2 * INNER), numbers(rows, INNER))
-    yield "rows sorted by expert", lambda: expert_rows.sort_by_expert(indices(TOKENS, CHOSEN), EXPERTS)
+    yield "rows sorted by expert", lambda: expert_rows.sort_by_expert(indices(TOKENS, TOP_K), EXPERTS)
     yield from both_ways(
         "tokens to experts",
         expert_rows.Permute,
-        lambda: (numbers(TOKENS, WIDTH), indices(rows), indices(TOKENS, CHOSEN)),
+        lambda: (numbers(TOKENS, WIDTH), indices(rows), indices(TOKENS, TOP_K)),
     )
     yield from both_ways(
         "experts to tokens",
         expert_rows.Unpermute,
-        lambda: (numbers(rows, WIDTH), indices(rows), indices(TOKENS, CHOSEN), numbers(TOKENS, CHOSEN)),
+        lambda: (numbers(rows, WIDTH), indices(rows), indices(TOKENS, TOP_K), numbers(TOKENS, TOP_K)),
     )
 
     for form in ("bfloat16", "fp8", "mxfp8", "nvfp4-token"):
@@ -333,13 +333,13 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
                 if received
                 else (None, None)
             )
-            gates = numbers(TOKENS, CHOSEN, dtype=torch.float32)
-            return numbers(TOKENS, WIDTH), gates, *weights(), indices(TOKENS, CHOSEN), *codes, form, back
+            gates = numbers(TOKENS, TOP_K, dtype=torch.float32)
+            return numbers(TOKENS, WIDTH), gates, *weights(), indices(TOKENS, TOP_K), *codes, form, back
 
         yield (
             f"layer, {form}, forward alone",
             lambda form=form, back=back: experts.mixture(
-                numbers(TOKENS, WIDTH), numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, *weights(), form, back
+                numbers(TOKENS, WIDTH), numbers(TOKENS, EXPERTS, dtype=torch.float32), TOP_K, *weights(), form, back
             ),
         )
         yield from both_ways(f"layer, {form}", experts.Layer, layer)
@@ -349,8 +349,8 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
                 return layer(received=True)
 
             def received_alone(received=received):
-                x, gates, w13, w2, chosen, codes, scales, *forms = received()
-                experts.received_swiglu(x, codes, scales, gates, w13, w2, chosen, *forms)
+                x, gates, w13, w2, expert_ids, codes, scales, *forms = received()
+                experts.received_swiglu(x, codes, scales, gates, w13, w2, expert_ids, *forms)
 
             yield f"layer, {form}, of MXFP8 tokens, forward alone", received_alone
             yield from both_ways(f"layer, {form}, of MXFP8 tokens", experts.Layer, received)
@@ -362,23 +362,23 @@ def uses() -> Iterator[tuple[str, Callable[[], object]]]:
             return numbers(8192, WIDTH, dtype=dtype), numbers(VOCABULARY, WIDTH, dtype=dtype), indices(8192)
 
         yield from both_ways(f"log-prob and entropy, {name}", linear_logprob.LinearLogprob, head)
-        for mode, other in ((1, "teacher"), (2, "reference")):
+        for mode, target_kind in ((1, "teacher"), (2, "reference")):
 
             def distance(dtype=dtype, mode=mode):
                 return *(numbers(n, WIDTH, dtype=dtype) for n in (8192, VOCABULARY) * 2), mode
 
-            yield from both_ways(f"KL, {other}, {name}", linear_logprob.LinearKL, distance)
+            yield from both_ways(f"KL, {target_kind}, {name}", linear_logprob.LinearKL, distance)
 
     for scores in (torch.float32, torch.bfloat16):
-        yield f"route, {TYPES[scores]}", lambda s=scores: router_replay.route(numbers(TOKENS, EXPERTS, dtype=s), CHOSEN)
+        yield f"route, {TYPES[scores]}", lambda s=scores: router_replay.route(numbers(TOKENS, EXPERTS, dtype=s), TOP_K)
     yield (
         "route, gates of all experts",
-        lambda: router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, normalise=False),
+        lambda: router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), TOP_K, normalise=False),
     )
     for alpha in (0.0, 0.5):
 
         def replay(alpha=alpha):
-            router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), CHOSEN, indices(TOKENS, CHOSEN), alpha)
+            router_replay.route(numbers(TOKENS, EXPERTS, dtype=torch.float32), TOP_K, indices(TOKENS, TOP_K), alpha)
 
         yield f"route, replay, alpha {alpha}", replay
 

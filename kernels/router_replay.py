@@ -44,15 +44,15 @@ def route_kernel(
     NORMALISE: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    e, here = tl.arange(0, EP), n < N
-    inside = here[:, None] & (e < E)[None, :]
+    e, row_mask = tl.arange(0, EP), n < N
+    inside = row_mask[:, None] & (e < E)[None, :]
     s = tl.load(scores + n[:, None] * E + e[None, :], inside, other=float("-inf")).to(tl.float32)
     own = tl.where(inside, key(s), NOBODY)
-    kept = tl.zeros((BM, EP), tl.int32)
+    replay_mask = tl.zeros((BM, EP), tl.int32)
     if REPLAY:
         for i in range(K):
-            r = tl.load(replayed + n * K + i, here, other=0)
-            kept = tl.where((r[:, None] == e[None, :]) & inside, 1, kept)
+            r = tl.load(replayed + n * K + i, row_mask, other=0)
+            replay_mask = tl.where((r[:, None] == e[None, :]) & inside, 1, replay_mask)
         if FILTER:
             left, floor = own, tl.full((BM,), float("-inf"), tl.float32)
             for i in range(K):
@@ -62,17 +62,17 @@ def route_kernel(
                 none = tl.sum((at & (s == float("-inf"))).to(tl.int32), 1) > 0
                 floor = tl.where(none, float("-inf"), floor)
                 left = tl.where(at, NOBODY, left)
-            kept = tl.where(s >= (floor + log_alpha)[:, None], kept, 0)
-    i, chosen, picked = tl.arange(0, KP), tl.zeros((BM, KP), tl.int32), tl.full((BM, KP), float("-inf"), tl.float32)
+            replay_mask = tl.where(s >= (floor + log_alpha)[:, None], replay_mask, 0)
+    i, expert_ids, picked = tl.arange(0, KP), tl.zeros((BM, KP), tl.int32), tl.full((BM, KP), float("-inf"), tl.float32)
     for j in range(K):
-        first = tl.where(kept > 0, own, NOBODY)
-        some = tl.sum(tl.where(own == NOBODY, 0, kept), 1) > 0
-        best = tl.argmax(tl.where(some[:, None], first, own), 1, tie_break_left=True)
+        first = tl.where(replay_mask > 0, own, NOBODY)
+        has_replay = tl.sum(tl.where(own == NOBODY, 0, replay_mask), 1) > 0
+        best = tl.argmax(tl.where(has_replay[:, None], first, own), 1, tie_break_left=True)
         at = best[:, None] == e[None, :]
         value = tl.max(tl.where(at, s, float("-inf")), 1)
-        chosen = tl.where((i == j)[None, :], best[:, None], chosen)
+        expert_ids = tl.where((i == j)[None, :], best[:, None], expert_ids)
         picked = tl.where((i == j)[None, :], value[:, None], picked)
-        own, kept = tl.where(at, NOBODY, own), tl.where(at, 0, kept)
+        own, replay_mask = tl.where(at, NOBODY, own), tl.where(at, 0, replay_mask)
     real = (i < K)[None, :]
     weighed = tl.where(real, picked, float("-inf")) if NORMALISE else s
     top = tl.max(weighed, 1)
@@ -80,8 +80,8 @@ def route_kernel(
     total = tl.sum(tl.exp(weighed - safe[:, None]), 1)
     g = tl.exp(picked - safe[:, None]) / total[:, None]
     out = n[:, None] * K + i[None, :]
-    tl.store(experts + out, chosen.to(tl.int64), here[:, None] & real)
-    tl.store(gates + out, g.to(gates.dtype.element_ty), here[:, None] & real)
+    tl.store(experts + out, expert_ids.to(tl.int64), row_mask[:, None] & real)
+    tl.store(gates + out, g.to(gates.dtype.element_ty), row_mask[:, None] & real)
 
 
 class Route(torch.autograd.Function):
@@ -149,8 +149,12 @@ def route(
     if not scores.is_cuda and N:
         if not bool((scores < math.inf).all() and (scores > -math.inf).any(1).all()):
             raise ValueError("scores must be finite or -inf, and in each row finite for some expert")
-        some = torch.arange(k) if replayed is None else replayed.sort(1)[0]
-        if int(some.min()) < 0 or int(some.max()) >= E or bool((some.diff(dim=-1) == 0).any()):
+        sorted_experts = torch.arange(k) if replayed is None else replayed.sort(1)[0]
+        if (
+            int(sorted_experts.min()) < 0
+            or int(sorted_experts.max()) >= E
+            or bool((sorted_experts.diff(dim=-1) == 0).any())
+        ):
             raise ValueError(f"replayed must be {k} distinct experts of the {E} in each row")
     need(scores)
     return Route.apply(scores.contiguous(), k, replayed, alpha, normalise)

@@ -27,9 +27,15 @@ def swizzle(scales: Tensor) -> Tensor:
         raise ValueError(f"scales must have shape [*, R, B]; got {list(scales.shape)}")
     R, B = scales.shape[-2:]
     down, across = tiles(R, B)
-    whole = torch.nn.functional.pad(scales, (0, 4 * across - B, 0, 128 * down - R))
+    padded_scales = torch.nn.functional.pad(scales, (0, 4 * across - B, 0, 128 * down - R))
     # … down, (4 of 32 rows), across, 4 blocks → … down, across, 32 rows, 4, 4 blocks
-    return whole.unflatten(-1, (across, 4)).unflatten(-3, (down, 4, 32)).movedim(-2, -4).transpose(-2, -3).contiguous()
+    return (
+        padded_scales.unflatten(-1, (across, 4))
+        .unflatten(-3, (down, 4, 32))
+        .movedim(-2, -4)
+        .transpose(-2, -3)
+        .contiguous()
+    )
 
 
 def unswizzle(tiled: Tensor, rows: int, blocks: int) -> Tensor:
@@ -41,5 +47,5 @@ def unswizzle(tiled: Tensor, rows: int, blocks: int) -> Tensor:
             f"tiled must have shape {['*', down, across, 32, 4, 4]} for {rows} rows of {blocks} "
             f"blocks; got {list(tiled.shape)}"
         )
-    whole = tiled.transpose(-2, -3).movedim(-4, -2)
-    return whole.flatten(-2).flatten(-4, -2)[..., :rows, :blocks].contiguous()
+    padded_scales = tiled.transpose(-2, -3).movedim(-4, -2)
+    return padded_scales.flatten(-2).flatten(-4, -2)[..., :rows, :blocks].contiguous()

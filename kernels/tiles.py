@@ -21,8 +21,8 @@ def banded(t, down, across):
     """Row and column of the t-th tile of down × across."""
     band = t // (BAND * across)
     rows = tl.minimum(down - band * BAND, BAND)
-    within = t % (BAND * across)
-    return band * BAND + within % rows, within // rows
+    index_in_band = t % (BAND * across)
+    return band * BAND + index_in_band % rows, index_in_band // rows
 
 
 @triton.jit
@@ -35,14 +35,14 @@ def expert_tile(t, ends, E, across, EP: tl.constexpr, BM: tl.constexpr):
     tiles = tl.where(e < E, (end - start + BM - 1) // BM, 0) * across
     behind = tl.cumsum(tiles, 0)
     # The expert that tile t belongs to; after the last tile there is no such expert.
-    mine = (behind > t) & (behind - tiles <= t)
-    found = tl.sum(mine.to(tl.int32), 0) > 0
-    expert = tl.sum(tl.where(mine, e, 0), 0).to(tl.int64)
-    within = tl.sum(tl.where(mine, t - (behind - tiles), 0), 0)
-    down = tl.maximum(tl.sum(tl.where(mine, tiles // across, 0), 0), 1)
-    row, column = banded(within, down, across)
-    first = tl.sum(tl.where(mine, start, 0), 0) + row * BM
-    return found, expert, first, tl.sum(tl.where(mine, end, 0), 0), column
+    is_owner = (behind > t) & (behind - tiles <= t)
+    is_valid = tl.sum(is_owner.to(tl.int32), 0) > 0
+    expert = tl.sum(tl.where(is_owner, e, 0), 0).to(tl.int64)
+    index_in_expert = tl.sum(tl.where(is_owner, t - (behind - tiles), 0), 0)
+    down = tl.maximum(tl.sum(tl.where(is_owner, tiles // across, 0), 0), 1)
+    row, column = banded(index_in_expert, down, across)
+    first = tl.sum(tl.where(is_owner, start, 0), 0) + row * BM
+    return is_valid, expert, first, tl.sum(tl.where(is_owner, end, 0), 0), column
 
 
 @triton.jit

@@ -45,10 +45,10 @@ def write_kernel(old, new, first, positions, steps, total, BLOCK: tl.constexpr):
 @triton.jit
 def scatter_kernel(new, positions, steps, changes, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = i < changes
-    at = new + tl.load(positions + i, here, other=0)
-    there = ordered(tl.load(at, here, other=0)) + tl.load(steps + i, here, other=0)
-    tl.store(at, ordered(there).to(tl.int16), here)
+    mask = i < changes
+    at = new + tl.load(positions + i, mask, other=0)
+    place = ordered(tl.load(at, mask, other=0)) + tl.load(steps + i, mask, other=0)
+    tl.store(at, ordered(place).to(tl.int16), mask)
 
 
 def encode_delta(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Bytes and FLOPs of a launch of kernels/registry.py: of one program, and of the whole.
 
 FLOPs are those of products; what a quantiser or a router computes beside its loads is not counted. A program's bytes
-are what it asks of the memory system, so that an operand which eight programs read counts eight times. `once` counts
-every argument's bytes one time: no kernel can do with less traffic, and the roofline's floor stands on that.
+are what it asks of the memory system, so that an operand which eight programs read counts eight times.
+`count_launch_work` counts every argument's bytes one time: no kernel can do with less traffic, and the roofline's floor
+stands on that.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 from .registry import Launch
 
-__all__ = ["of_tile", "once"]
+__all__ = ["count_tile_work", "count_launch_work"]
 
 STORED = {0: 1.0, 1: 1.0 + 4 / 128, 2: 1.0 + 1 / 32, 3: 0.5 + 1 / 16}
 """Bytes per number of an operand and its scales, by FORM of kernels/gemm.py; form 0 is counted in numbers of the
@@ -41,8 +42,8 @@ def size(launch: Launch, tensor: str, axis: int) -> int:
 
 def heads(launch: Launch) -> int:
     """The summed width of the one or two products behind logits: a divergence needs the other network's too."""
-    both = launch.constants.get("KL") or launch.constants.get("MODE", 0) > 0
-    return launch.numbers["D"] + (launch.numbers["C"] if both else 0)
+    is_divergence = launch.constants.get("KL") or launch.constants.get("MODE", 0) > 0
+    return launch.numbers["D"] + (launch.numbers["C"] if is_divergence else 0)
 
 
 def packed(launch: Launch) -> int:
@@ -89,12 +90,12 @@ PRODUCTS = {
 }
 
 
-def of_tile(launch: Launch, tile: dict[str, Any]) -> tuple[int, int]:
+def count_tile_work(launch: Launch, tile: dict[str, Any]) -> tuple[int, int]:
     """Bytes and FLOPs of one program. A kernel that is no product shares its bytes evenly among its programs."""
     product = PRODUCTS.get(launch.kernel.__name__)
     if product is None:
         programs = math.prod(launch.grid({**launch.constants, **tile}))
-        return round(once(launch)[0] / programs), 0
+        return round(count_launch_work(launch)[0] / programs), 0
     tile = {**launch.constants, **tile}
     rows, columns, depth, passes = (
         tile[product.rows],
@@ -107,7 +108,7 @@ def of_tile(launch: Launch, tile: dict[str, Any]) -> tuple[int, int]:
     return round(passes * (rows + columns) * depth * operand + out), round(2 * passes * rows * columns * depth)
 
 
-def once(launch: Launch) -> tuple[int, int]:
+def count_launch_work(launch: Launch) -> tuple[int, int]:
     """Bytes of all distinct arguments, each once, and FLOPs of the whole launch."""
     product = PRODUCTS.get(launch.kernel.__name__)
     total = launch.bytes

@@ -31,13 +31,21 @@ class Board:
         self.journal = Journal(folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}.{next(_numbers)}")
         self.write(file_version="brain.Event:2")
         if step:
-            self.write(step=step + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))  # pyright: ignore[reportAttributeAccessIssue]
+            self.write(
+                step=step + 1,
+                session_log=event_pb2.SessionLog(  # pyright: ignore[reportAttributeAccessIssue]
+                    status=event_pb2.SessionLog.START  # pyright: ignore[reportAttributeAccessIssue]
+                ),
+            )
 
     def add(self, scalars: dict[str, float], step: int) -> None:
         """Adds values by tag at a step. Raises OSError when the disk is full."""
         from tensorboard.compat.proto import summary_pb2
 
-        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]  # pyright: ignore[reportAttributeAccessIssue]
+        values = [
+            summary_pb2.Summary.Value(tag=tag, simple_value=value)  # pyright: ignore[reportAttributeAccessIssue]
+            for tag, value in scalars.items()
+        ]
         self.write(step=step, summary=summary_pb2.Summary(value=values))  # pyright: ignore[reportAttributeAccessIssue]
 
     def write(self, **facts: Any) -> None:

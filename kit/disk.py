@@ -36,7 +36,7 @@ __all__ = [
     "read_toml",
     "refusal",
     "seal_record",
-    "spent",
+    "sum_stage_seconds",
     "timings",
     "what_is_wrong",
 ]
@@ -357,7 +357,7 @@ def timings(root: Path) -> list[dict]:
     return [line for line in read_lines(root / "timings.jsonl") if is_timing(line)]
 
 
-def spent(root: Path) -> dict[str, float]:
+def sum_stage_seconds(root: Path) -> dict[str, float]:
     """Wall-clock seconds of a run by stage, without interruptions, but with repeated work."""
     seconds: dict[str, float] = {}
     for line in timings(root):

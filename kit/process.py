@@ -28,7 +28,7 @@ __all__ = [
     "in_fresh_process",
     "keep_freed_memory",
     "machine",
-    "on_cores",
+    "map_on_cores",
     "one_thread",
     "pack_rng",
     "peak_memory_gib",
@@ -77,24 +77,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def on_cores(
+def map_on_cores(
     function: Callable[[Any], Any],
     parts: Sequence[Any],
     progress: Callable[[int], None] = lambda done: None,
-    each: int = 1,
+    processes_per_core: int = 1,
     processes: int | None = None,
 ) -> list:
-    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs `each`
-    forked processes per core, or as many as `processes` says, and hands out the parts one by one. `progress` is called
-    with the number of finished parts. Exceptions of `function` are raised here, and RuntimeError if a process dies. The
-    caller sees only return values, which must be picklable, and no other side effects.
+    """[function(part) for part in parts], each with one torch thread. On Linux with several cores, it runs
+    `processes_per_core` forked processes per core, or as many as `processes` says, and hands out the parts one by one.
+    `progress` is called with the number of finished parts. Exceptions of `function` are raised here, and RuntimeError
+    if a process dies. The caller sees only return values, which must be picklable, and no other side effects.
 
     Two threads wait for each other in every matrix product, and a product of a small network takes microseconds. Next
     to other busy programs, a wait lasts until the scheduler has run those: two threads were ten times slower that way.
     Two processes meet only at the end. Each is its own session, and Linux gives every session the same share of a core.
     Two processes per core therefore get twice the share next to other programs, and lose nothing on an idle machine if
     parts are large."""
-    num_processes = (each * cores() if cores() > 1 else 1) if processes is None else processes
+    num_processes = (processes_per_core * cores() if cores() > 1 else 1) if processes is None else processes
     workers = min(num_processes, len(parts)) if sys.platform == "linux" else 1
     if workers < 2:
         results = []

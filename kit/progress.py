@@ -8,15 +8,15 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
-__all__ = ["Progress", "Told"]
+__all__ = ["Progress", "ProgressSource"]
 
 
-class Told(Protocol):
+class ProgressSource(Protocol):
     """What `Progress` shows: a stage of a run, or an object that acts as one."""
 
     name: str
     unit: str
-    opened: float
+    start_time: float
     """When it began, by `time.perf_counter`."""
 
     @property
@@ -32,18 +32,18 @@ class Told(Protocol):
 class Progress:
     """A rich bar on a terminal; elsewhere a plain line every few seconds."""
 
-    def __init__(self, stage: Told) -> None:
+    def __init__(self, stage: ProgressSource) -> None:
         self.stage, self.bar, self.task = stage, None, None
         self.first: tuple[float, float] | None = None
         self.window: deque[tuple[float, float]] = deque(maxlen=64)
-        self.step, self.shown = 0.0, {}
+        self.step, self.values = 0.0, {}
         self.last_draw = self.last_note = -math.inf
 
-    def update(self, step: float, units: float, shown: dict[str, Any]) -> None:
+    def update(self, step: float, units: float, values: dict[str, Any]) -> None:
         time_now = time.perf_counter()
-        self.step, self.shown = step, {**self.shown, **shown}
+        self.step, self.values = step, {**self.values, **values}
         if self.first is None:
-            self.first = (self.stage.opened, step)
+            self.first = (self.stage.start_time, step)
         if not self.window or time_now - self.window[-1][0] > 0.25:
             self.window.append((time_now, units))
         if time_now - self.last_note >= 2.0:
@@ -76,7 +76,9 @@ class Progress:
     def words(self) -> str:
         rate = self.rate()
         speed = f"{_format_short(rate)} {self.stage.unit}/s" if rate else ""
-        return "  ".join(filter(None, [speed, *(f"{key} {_format_short(value)}" for key, value in self.shown.items())]))
+        return "  ".join(
+            filter(None, [speed, *(f"{key} {_format_short(value)}" for key, value in self.values.items())])
+        )
 
     def percent(self) -> float:
         return 100.0 if not self.stage.total else min(100.0, 100.0 * self.step / self.stage.total)

@@ -48,12 +48,12 @@ from kit.disk import (
     read_record,
     refusal,
     seal_record,
-    spent,
+    sum_stage_seconds,
     what_is_wrong,
 )
 from kit.process import machine, peak_memory_gib, uninterrupted
 from kit.progress import Progress
-from kit.settings import Interrupted, RunError
+from kit.settings import Interrupted, RunError, fill
 from kit.tracking import Tracker, open_tracker
 
 __all__ = ["Run", "Stage", "flatten"]
@@ -198,7 +198,11 @@ class Run:
     def _check_same_run(recorded: dict, technique: str, config: Any, out: Path) -> None:
         if recorded["technique"] != technique:
             raise RunError(f"{out} holds a run of {recorded['technique']}, not of {technique}; choose another --out")
-        old, new = flatten(recorded["config"]), flatten(_plain(config))
+        new = flatten(_plain(config))
+        try:  # a run of an earlier version has settings of before, and lacks those that are new
+            old = flatten(_plain(fill(type(config), recorded["config"])))
+        except RunError:
+            old = flatten(recorded["config"])
         for key in [*new, *(key for key in old if key not in new)]:
             if old.get(key, "nothing") != new.get(key, "nothing"):
                 raise RunError(
@@ -233,7 +237,7 @@ class Run:
 
     def seconds(self) -> dict[str, float]:
         """Wall-clock seconds by stage, without interruptions, but with repeated work."""
-        return spent(self.root)
+        return sum_stage_seconds(self.root)
 
     def close(self) -> None:
         """Stops the progress bar and releases the folder."""
@@ -265,15 +269,15 @@ class Run:
         _remove_empty(self._new_folders)
 
     @contextlib.contextmanager
-    def told(self, again: str) -> Iterator[None]:
-        """Turns an early end of the block into a one-line message, with the command `again` if it can continue this
-        run. A new run without results leaves no files. Raises Interrupted for Ctrl-C and RunError for a full disk;
+    def report_interruption(self, resume_command: str) -> Iterator[None]:
+        """Turns an early end of the block into a one-line message, with the command `resume_command` if it can continue
+        this run. A new run without results leaves no files. Raises Interrupted for Ctrl-C and RunError for a full disk;
         other exceptions pass through."""
         try:
             yield
         except KeyboardInterrupt:
             self.close()
-            raise Interrupted(f"interrupted; continue with: {again}") from None
+            raise Interrupted(f"interrupted; continue with: {resume_command}") from None
         except Exception as error:
             disk_error = refusal(error)
             if disk_error is None and not isinstance(error, RunError):
@@ -282,7 +286,11 @@ class Run:
             if disk_error is None:
                 raise
             if disk_error.errno in NO_ROOM:
-                hint = f"; free some space, then continue with: {again}" if (self.root / "config.json").exists() else ""
+                hint = (
+                    f"; free some space, then continue with: {resume_command}"
+                    if (self.root / "config.json").exists()
+                    else ""
+                )
                 raise RunError(f"{disk_error.strerror}: {disk_error.filename or self.root}{hint}") from None
             raise disk_error from None
 
@@ -333,7 +341,7 @@ class Stage:
         self.metrics_path = run.root / "metrics" / f"{name}.jsonl"
         self._record_path = run.root / "stages" / f"{name}.json"
         self._earlier_seconds = run.seconds().get(name, 0.0)
-        self.opened = self._saved_at = time.perf_counter()
+        self.start_time = self._saved_at = time.perf_counter()
         self._saved_manifests: list[Path] = []
         self._metrics: Journal | None = None
         self._digest, self._offset = hashlib.sha256(), 0
@@ -541,7 +549,7 @@ class Stage:
     @property
     def seconds(self) -> float:
         """Wall-clock seconds spent in this stage, including earlier processes."""
-        return self._earlier_seconds + time.perf_counter() - self.opened
+        return self._earlier_seconds + time.perf_counter() - self.start_time
 
     def note_time(self, **facts: Any) -> None:
         """Adds a line to timings.jsonl: the seconds so far, and `facts`."""

@@ -4,7 +4,8 @@
 # **After this lesson you can** name the stages that turn a base model into a coding agent, and say what each learns
 # from and leaves behind; read a run's report without being misled by it; and put an honest interval on a success rate.
 #
-# *About 45 minutes. Prerequisites: PyTorch, and what a language model is. Source: Composer 2 technical report, §2 to §5.*
+# *About 45 minutes. Prerequisites: PyTorch, and what a language model is. Source: Composer 2 technical report, §2
+# to §5.*
 #
 # ## The idea
 #
@@ -15,10 +16,10 @@
 # |---|---|---|---|
 # | **data** | files of code | reading, tokenising, packing into rows | 1 |
 # | **CPT**, continued pretraining | those rows | $-\log p(x_t \mid x_{<t})$, short contexts | 1, 2 |
-# | **MTP**, multi-token prediction | the same rows | $\mathrm{KL}(p\,\Vert\,q^k)$: extra layers guess what the main head will say | 3 |
+# | **MTP**, multi-token prediction | same rows | $\mathrm{KL}(p\,\Vert\,q^k)$: extra layers match the main head | 3 |
 # | **long context** | longer rows | both losses; the learning rate falls to its end | 1 |
-# | **SFT**, supervised fine-tuning | demonstrations of an agent at work | $-\log p$ on the agent's own tokens alone; the MTP layers go along | 1, 7 |
-# | **RL**, reinforcement learning | its own attempts | $-A \log\pi(x)$, $A = r - \bar r$: reward over the mean of a group | 4 to 8 |
+# | **SFT**, supervised fine-tuning | demonstrations of an agent | $-\log p$ on its tokens only; MTP layers too | 1, 7 |
+# | **RL**, reinforcement learning | own attempts | $-A \log\pi(x)$, $A = r - \bar r$: reward over group mean | 4 to 8 |
 # | **evaluation** | – | tasks, and a codebase, that no stage has seen | this one |
 #
 # The report does this to a model of a trillion parameters. Here the same chain runs on two cores, with a model that is
@@ -71,9 +72,9 @@ sampler = Sampler(load_hf(folder), getattr(torch, trained.training.sampler_dtype
 held_out = list(itertools.islice(task_stream(trained, "evaluation"), 10))
 
 
-def show(who, text):
+def show(speaker, text):
     """Prints what somebody said."""
-    print(f"{who:>6} │ " + "\n       │ ".join(line for line in text.split("\n") if line.strip()))
+    print(f"{speaker:>6} │ " + "\n       │ ".join(line for line in text.split("\n") if line.strip()))
 
 
 def attempt(number):
@@ -91,15 +92,15 @@ def attempt(number):
     for place, segment in enumerate(episode.chain.segments):
         if place:
             print("       ┆ a new context: the task, and the summary that the agent wrote of what went before")
-        for where, own in parted(segment, language.env):
-            said = language.decode(segment.tokens[where].tolist())
+        for positions, own in parted(segment, language.env):
+            text = language.decode(segment.tokens[positions].tolist())
             for speaker in language.speakers:
-                said = said.replace(speaker, "\n")
-            show("agent" if own else "env", said)
-    told = episode.metrics
+                text = text.replace(speaker, "\n")
+            show("agent" if own else "env", text)
+    metrics = episode.metrics
     print(
-        f"\n{'solved' if told['tests'] else 'not solved'}: {told['passed']:.0%} of the hidden tests "
-        f"pass, after {told['turns']} turns"
+        f"\n{'solved' if metrics['tests'] else 'not solved'}: {metrics['passed']:.0%} of the hidden tests "
+        f"pass, after {metrics['turns']} turns"
     )
 
 
@@ -155,8 +156,8 @@ print(document(task))
 # speaks first:
 
 # %%
-for who, text in transcript(task, turns):
-    print(f"{who:>6} │ " + "\n       │ ".join(text.split("\n")))
+for speaker, text in transcript(task, turns):
+    print(f"{speaker:>6} │ " + "\n       │ ".join(text.split("\n")))
 
 # %% [markdown]
 # The reward is one if 32 hidden tests pass, else zero, less small prices for effort, for calls that make no sense, and
@@ -220,22 +221,22 @@ print(
     f"{min(r['seconds'] for r in runs) / 60:.0f} to {max(r['seconds'] for r in runs) / 60:.0f} minutes"
 )
 for name in ("success", "greedy", "best_of_8", "tokens", "turns", "invalid_calls"):
-    found = committed["over_seeds"][name]
+    summary = committed["over_seeds"][name]
     print(
-        f"{name:>14}: {found['before']['mean']:7.3f} → {found['after']['mean']:7.3f}   "
-        f"{found['difference']['mean']:+.3f} ± {found['difference']['sd']:.3f} between seeds"
+        f"{name:>14}: {summary['before']['mean']:7.3f} → {summary['after']['mean']:7.3f}   "
+        f"{summary['difference']['mean']:+.3f} ± {summary['difference']['sd']:.3f} between seeds"
     )
-gains = [one["difference"]["success"] for one in runs]
-each = ", ".join(
+gains = [run["difference"]["success"] for run in runs]
+gains_text = ", ".join(
     f"{gain['value']:+.3f} ± {(gain['high'] - gain['low']) / 3.92:.3f}" for gain in gains
 )  # 95% is 3.92 standard errors wide
-print(f"gain in success, seed by seed, ± standard error over its tasks: {each}")
+print(f"gain in success, seed by seed, ± standard error over its tasks: {gains_text}")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 window = 10
-for number, one in enumerate([*runs, *control]):
-    smooth = np.convolve(one["success_by_step"], np.ones(window) / window, "valid")
-    mine = (
+for number, run in enumerate([*runs, *control]):
+    smooth = np.convolve(run["success_by_step"], np.ones(window) / window, "valid")
+    line_options = (
         {"color": "tab:blue", "label": "RL" if number == 0 else None}
         if number < len(runs)
         else {"color": "grey", "linestyle": "--"}
@@ -243,19 +244,19 @@ for number, one in enumerate([*runs, *control]):
     left.plot(
         np.arange(len(smooth)) + window / 2,
         smooth,
-        **({"label": "rewards shuffled"} if number == len(runs) else {}) | mine,
+        **({"label": "rewards shuffled"} if number == len(runs) else {}) | line_options,
     )
 left.set(xlabel="RL step", ylabel=f"success, mean of {window} steps")
 left.legend(frameon=False)
-for when, style in (("before", "o--"), ("after", "o-")):
-    curve = np.mean([one[when]["pass_at_k"] for one in runs], axis=0)
-    right.plot(np.arange(1, len(curve) + 1), curve, style, label=f"{when} RL")
+for phase, style in (("before", "o--"), ("after", "o-")):
+    curve = np.mean([run[phase]["pass_at_k"] for run in runs], axis=0)
+    right.plot(np.arange(1, len(curve) + 1), curve, style, label=f"{phase} RL")
 right.set(xlabel="k", ylabel="pass@k, held-out tasks")
 right.legend(frameon=False)
 plt.show()
-for one in control:
-    found = one["difference"]["success"]
-    print(f"control, rewards shuffled: success {found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]")
+for run in control:
+    summary = run["difference"]["success"]
+    print(f"control, rewards shuffled: success {summary['value']:+.3f} [{summary['low']:+.3f}, {summary['high']:+.3f}]")
 
 # %% [markdown]
 # **Your prediction:** sampled success rises by 16 points, and greedy success by about one.
@@ -278,8 +279,8 @@ for one in control:
 # And one number that no success rate shows:
 
 # %%
-for name in (found["checkpoint"] for found in runs[0]["codebase"]):
-    bits = [found["bits_per_byte"] for one in runs for found in one["codebase"] if found["checkpoint"] == name]
+for name in (record["checkpoint"] for record in runs[0]["codebase"]):
+    bits = [record["bits_per_byte"] for run in runs for record in run["codebase"] if record["checkpoint"] == name]
     print(f"{name:>8}: {np.mean(bits):.2f} bits per byte of a codebase that was held out")
 
 # %% [markdown]
@@ -309,8 +310,8 @@ def check_1():
         {"step": 3, "tokens": 30, "ppl": 9.0},
         {"step": 4, "tokens": 40},
     ]
-    found = last_look(lines, "ppl")
-    assert found is not None and tuple(found) == (9.0, 30), (
+    actual = last_look(lines, "ppl")
+    assert actual is not None and tuple(actual) == (9.0, 30), (
         "the last line that has the key counts, not the last line, and not the smallest value"
     )
     assert last_look([{"tokens": 5, "ppl": 0.0}], "ppl") is not None, "a value of zero is a value"
@@ -324,8 +325,8 @@ check(1, check_1)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def last_look(lines, key):
-    found = [(line[key], line["tokens"]) for line in lines if key in line]
-    return found[-1] if found else None
+    measurements = [(line[key], line["tokens"]) for line in lines if key in line]
+    return measurements[-1] if measurements else None
 
 
 check(1, check_1)
@@ -356,8 +357,10 @@ def check_2():
     for c, n, k in ((0, 8, 3), (8, 8, 3), (2, 6, 3), (5, 6, 3), (1, 8, 1)):
         subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
         want = sum(map(any, subsets)) / len(subsets)
-        got = within_reach(c, n, k)
-        assert abs(got - want) < 1e-6, f"c={c}, n={n}, k={k}: {want:.4f} of the subsets hold a success, not {got:.4f}"
+        actual = within_reach(c, n, k)
+        assert abs(actual - want) < 1e-6, (
+            f"c={c}, n={n}, k={k}: {want:.4f} of the subsets hold a success, not {actual:.4f}"
+        )
     assert np.allclose([within_reach(c, 8, 4) for c in range(9)], pass_at_k(range(9), 8, 4)), (
         "differs from sims.statistics.pass_at_k"
     )
@@ -384,18 +387,18 @@ check(2, check_2)
 
 # %%
 draw = np.random.default_rng(0)
-evaluations, held, widths = quick(300, 40), {"attempts": 0, "tasks": 0}, {"attempts": 0.0, "tasks": 0.0}
+evaluations, coverage_counts, widths = quick(300, 40), {"attempts": 0, "tasks": 0}, {"attempts": 0.0, "tasks": 0.0}
 for number in range(evaluations):
     difficulty = draw.beta(0.4, 0.4, size=100)  # the mean is one half
     results = draw.random((100, 8)) < difficulty[:, None]
     for unit_of, values in (("attempts", results.ravel()), ("tasks", results.mean(1))):
-        found = bootstrap(values, n=quick(200, 60), seed=number)
-        held[unit_of] += found["low"] <= 0.5 <= found["high"]
-        widths[unit_of] += (found["high"] - found["low"]) / evaluations
-for unit_of in held:
+        summary = bootstrap(values, n=quick(200, 60), seed=number)
+        coverage_counts[unit_of] += summary["low"] <= 0.5 <= summary["high"]
+        widths[unit_of] += (summary["high"] - summary["low"]) / evaluations
+for unit_of in coverage_counts:
     print(
         f"resampling {unit_of:>8}: interval {widths[unit_of]:.3f} wide, holds the truth in "
-        f"{held[unit_of] / evaluations:.0%} of evaluations"
+        f"{coverage_counts[unit_of] / evaluations:.0%} of evaluations"
     )
 
 # %% [markdown]
@@ -420,12 +423,16 @@ def check_3():
     difficulty = draw.beta(0.4, 0.4, size=(200, 1))
     changed = np.clip(difficulty + draw.choice((-0.3, 0.5), size=(200, 1)), 0, 1)  # some tasks are unlearned
     before, after = ((draw.random((200, 8)) < chance).astype(float) for chance in (difficulty, changed))
-    found = gained(before, after)
-    each = after.mean(1) - before.mean(1)
-    assert abs(found["value"] - each.mean()) < 1e-12, f"the mean difference is {each.mean():.4f}, after minus before"
-    width, wanted = found["high"] - found["low"], 2 * 1.96 * each.std() / len(each) ** 0.5
-    assert width < 1.3 * wanted, "too wide: two intervals subtracted? Subtract first, task by task, then resample"
-    assert width > 0.75 * wanted, "too narrow: resample tasks, with all their attempts, not attempts"
+    actual = gained(before, after)
+    differences = after.mean(1) - before.mean(1)
+    assert abs(actual["value"] - differences.mean()) < 1e-12, (
+        f"the mean difference is {differences.mean():.4f}, after minus before"
+    )
+    width, expected_width = actual["high"] - actual["low"], 2 * 1.96 * differences.std() / len(differences) ** 0.5
+    assert width < 1.3 * expected_width, (
+        "too wide: two intervals subtracted? Subtract first, task by task, then resample"
+    )
+    assert width > 0.75 * expected_width, "too narrow: resample tasks, with all their attempts, not attempts"
 
 
 check(3, check_3)

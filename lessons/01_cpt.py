@@ -4,8 +4,8 @@
 # **After this lesson you can** pack documents into rows so that none sees another; write a loss that does not depend on
 # how a batch is cut; lay out a learning-rate schedule over phases; and measure how well a model knows a codebase.
 #
-# *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §3.1 and Appendix B; the schedule after MiniCPM,
-# arXiv:2404.06395, §4.*
+# *About 50 minutes. Prerequisites: lesson 0. Source: Composer 2 technical report, §3.1 and Appendix B; the schedule
+# after MiniCPM, arXiv:2404.06395, §4.*
 #
 # ## The idea
 #
@@ -18,7 +18,8 @@
 # and what the sum is divided by. Afterwards the model is tested on a codebase that it has never seen. It reads the
 # files one after another, through a window that rolls along:
 #
-# $$\mathrm{NLL} = -\sum_{t \ge 1} \log p(x_t \mid x_{s(t)} \dots x_{t-1}) \qquad \text{perplexity} = e^{\mathrm{NLL}/\text{tokens}}
+# $$\mathrm{NLL} = -\sum_{t \ge 1} \log p(x_t \mid x_{s(t)} \dots x_{t-1})
+# \qquad \text{perplexity} = e^{\mathrm{NLL}/\text{tokens}}
 # \qquad \text{bits per byte} = \frac{\mathrm{NLL}}{\text{bytes}\cdot\ln 2}$$
 
 # %% [markdown]
@@ -58,7 +59,7 @@ library = cpt.read_corpus(
     sysconfig.get_paths()["stdlib"], (".py",), ("site-packages", "test", "tests", "idlelib", "lib2to3")
 )
 packages = {name: text for name, text in library.files.items() if "/" in name and name < "f"}
-folder, shown, held = cpt.hold_out_codebase(cpt.Corpus(packages, library.skipped))
+folder, train_corpus, heldout_corpus = cpt.hold_out_codebase(cpt.Corpus(packages, library.skipped))
 
 
 def modules(split, count, seed):
@@ -74,7 +75,7 @@ LENGTH, STEPS, ROWS = 128, quick(120, 6), 16
 def prepared(vocabulary):
     """Tokenizer of so many tokens, and packed rows for all steps: half library, half small world."""
     texts = (
-        [text[:8000] for text in shown.files.values()],
+        [text[:8000] for text in train_corpus.files.values()],
         [*world.values()],
     )  # the beginnings, so that no file is most of what is read
     tokenizer = cpt.train_tokenizer((text for part in texts for text in part), vocabulary)
@@ -94,7 +95,7 @@ tokenizer, pieces, ids, doc = prepared(1024)
 short = [piece for piece in pieces if len(piece) <= LENGTH]
 lone = 1 - sum(map(len, short)) / (LENGTH * len(short))
 print(
-    f"held out: {folder}, {len(held.files)} files, {held.bytes:,} bytes; read: {len(pieces):,} "
+    f"held out: {folder}, {len(heldout_corpus.files)} files, {heldout_corpus.bytes:,} bytes; read: {len(pieces):,} "
     f"documents, {len(ids):,} rows of {LENGTH}"
 )
 print(
@@ -102,9 +103,9 @@ print(
     f"{(doc < 0).float().mean():.1%} is padding"
 )
 
-laid = cpt.pack([[*tokenizer.encode(text).ids, 0] for text in list(world.values())[:40]], 2 * LENGTH)[1]
+doc_numbers = cpt.pack([[*tokenizer.encode(text).ids, 0] for text in list(world.values())[:40]], 2 * LENGTH)[1]
 figure, axes = plt.subplots(figsize=(9, 2.4), layout="constrained")
-axes.imshow(np.ma.masked_less(laid, 0), aspect="auto", cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
+axes.imshow(np.ma.masked_less(doc_numbers, 0), aspect="auto", cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
 axes.set(
     xlabel="place in the row",
     ylabel="row",
@@ -141,17 +142,17 @@ def scored(doc):
 
 # %% tags=["check"]
 def check_1():
-    got = scored(torch.tensor([[0, 0, 0, 1, 1, -1], [0, 1, -1, -1, -1, -1]]))
-    assert got.shape == (2, 5), f"six tokens have five successors: [2, 5], not {list(got.shape)}"
-    assert not got[0, -1] and not got[1, 1:].any(), "padding (−1) is nobody's to predict, not even from padding"
-    assert not got[0, 2] and not got[1, 0], (
+    actual = scored(torch.tensor([[0, 0, 0, 1, 1, -1], [0, 1, -1, -1, -1, -1]]))
+    assert actual.shape == (2, 5), f"six tokens have five successors: [2, 5], not {list(actual.shape)}"
+    assert not actual[0, -1] and not actual[1, 1:].any(), "padding (−1) is nobody's to predict, not even from padding"
+    assert not actual[0, 2] and not actual[1, 0], (
         "the first token of a document cannot be predicted from its neighbour in the row"
     )
-    assert got.tolist() == [[True, True, False, True, False], [False] * 5], f"all others are: {got.tolist()}"
-    counted = cpt.next_token_loss(
+    assert actual.tolist() == [[True, True, False, True, False], [False] * 5], f"all others are: {actual.tolist()}"
+    count = cpt.next_token_loss(
         tiny, tiny(ids[shared], doc=doc[shared], logits=False).hidden, ids[shared], doc[shared]
     )[1]
-    assert int(scored(doc[shared]).sum()) == counted, f"next_token_loss scores {counted:.0f} tokens of these rows"
+    assert int(scored(doc[shared]).sum()) == count, f"next_token_loss scores {count:.0f} tokens of these rows"
 
 
 shared = (doc.max(1).values > 0).nonzero()[:6, 0]  # rows of several documents
@@ -193,17 +194,17 @@ def accumulate(model, parts, total):
 
 # %% tags=["check"]
 def check_2():
-    some, where = ids[shared].clone(), doc[shared].clone()
-    where[4:, 10:] = -1  # the last two rows are almost all padding
-    loss, total = cpt.next_token_loss(tiny, tiny(some, doc=where, logits=False).hidden, some, where)
-    wanted = torch.autograd.grad(loss / total, list(tiny.parameters()))
+    batch_ids, batch_doc = ids[shared].clone(), doc[shared].clone()
+    batch_doc[4:, 10:] = -1  # the last two rows are almost all padding
+    loss, total = cpt.next_token_loss(tiny, tiny(batch_ids, doc=batch_doc, logits=False).hidden, batch_ids, batch_doc)
+    expected = torch.autograd.grad(loss / total, list(tiny.parameters()))
     tiny.zero_grad()
-    accumulate(tiny, [(some[:4], where[:4]), (some[4:], where[4:])], total)
-    got = torch.cat([p.grad.flatten() for p in tiny.parameters() if p.grad is not None])
-    wanted = torch.cat([g.flatten() for g in wanted])
+    accumulate(tiny, [(batch_ids[:4], batch_doc[:4]), (batch_ids[4:], batch_doc[4:])], total)
+    actual = torch.cat([p.grad.flatten() for p in tiny.parameters() if p.grad is not None])
+    expected = torch.cat([g.flatten() for g in expected])
     tiny.zero_grad()
-    assert got.shape == wanted.shape, "some parameters have no gradient: was backward() called?"
-    away = ((got - wanted).norm() / wanted.norm()).item()
+    assert actual.shape == expected.shape, "some parameters have no gradient: was backward() called?"
+    away = ((actual - expected).norm() / expected.norm()).item()
     assert away < 1e-4, (
         f"the gradient is off by {away:.0%} of its size. Divided by each part's own count? By the "
         f"number of parts? No `doc`?"
@@ -262,7 +263,7 @@ def cut(codebase, size):
     return cpt.Corpus({name: text for name, text in files.items() if text})
 
 
-asked = [cut(codebase, quick(8000, 2000)) for codebase in (held, fresh)]
+codebases = [cut(codebase, quick(8000, 2000)) for codebase in (heldout_corpus, fresh)]
 
 
 def read(tokenizer, ids, doc):
@@ -279,44 +280,50 @@ def read(tokenizer, ids, doc):
         moe_intermediate_size=64,
     )
     model, order, looks = Transformer(shape), torch.randperm(len(ids)), {}
-    chosen = muon.optimizers(model)
-    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in chosen]
+    optimizers = muon.optimizers(model)
+    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     for step in range(STEPS + 1):
         if step % max(1, STEPS // 6) == 0:
-            looks[step] = [cpt.codebase_nll(model, tokenizer, codebase, LENGTH) for codebase in asked]
+            looks[step] = [cpt.codebase_nll(model, tokenizer, codebase, LENGTH) for codebase in codebases]
         if step == STEPS:
             return model, looks
-        for optimizer, full in zip(chosen, rates, strict=True):
+        for optimizer, full in zip(optimizers, rates, strict=True):
             for group, rate in zip(optimizer.param_groups, full, strict=True):
                 group["lr"] = rate * cpt.wsd(step, STEPS, STEPS // 10, STEPS // 3)
             optimizer.zero_grad()
-        some = order[torch.arange(step * ROWS, (step + 1) * ROWS) % len(order)]
+        rows = order[torch.arange(step * ROWS, (step + 1) * ROWS) % len(order)]
         loss, count = cpt.next_token_loss(
-            model, model(ids[some], doc=doc[some], logits=False).hidden, ids[some], doc[some]
+            model, model(ids[rows], doc=doc[rows], logits=False).hidden, ids[rows], doc[rows]
         )
         (loss / count).backward()
-        for optimizer in chosen:
+        for optimizer in optimizers:
             optimizer.step()
 
 
 model, looks = read(tokenizer, ids, doc)
-few, _, few_ids, few_doc = prepared(300)
-few_model, few_looks = read(few, few_ids, few_doc)
+few_tokenizer, _, few_ids, few_doc = prepared(300)
+few_model, few_looks = read(few_tokenizer, few_ids, few_doc)
 
-figure, both = plt.subplots(1, 2, figsize=(9, 3.2), sharex=True, layout="constrained")
-for found, label, style in ((looks, "1,024 tokens", "o-"), (few_looks, "300 tokens", "s--")):
-    for which, (name, colour) in enumerate(((folder, "tab:blue"), ("fresh modules", "tab:orange"))):
-        line = [one[which] for one in found.values()]
-        both[0].plot(found.keys(), [one.perplexity for one in line], style, color=colour, label=f"{name}, {label}")
-        both[1].plot(found.keys(), [one.bits_per_byte for one in line], style, color=colour)
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), sharex=True, layout="constrained")
+for measurements, label, style in ((looks, "1,024 tokens", "o-"), (few_looks, "300 tokens", "s--")):
+    for index, (name, colour) in enumerate(((folder, "tab:blue"), ("fresh modules", "tab:orange"))):
+        line = [pair[index] for pair in measurements.values()]
+        panels[0].plot(
+            measurements.keys(),
+            [measurement.perplexity for measurement in line],
+            style,
+            color=colour,
+            label=f"{name}, {label}",
+        )
+        panels[1].plot(measurements.keys(), [measurement.bits_per_byte for measurement in line], style, color=colour)
         print(
             f"{name:>13}, vocabulary of {label}, {line[0].bytes / line[0].tokens:.2f} bytes each: "
             f"perplexity {line[0].perplexity:6.1f} → {line[-1].perplexity:5.2f}, "
             f"bits per byte {line[0].bits_per_byte:.2f} → {line[-1].bits_per_byte:.2f}"
         )
-both[0].set(xlabel="step", ylabel="codebase perplexity", yscale="log")
-both[1].set(xlabel="step", ylabel="bits per byte")
-both[0].legend(frameon=False, fontsize=8)
+panels[0].set(xlabel="step", ylabel="codebase perplexity", yscale="log")
+panels[1].set(xlabel="step", ylabel="bits per byte")
+panels[0].legend(frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]
@@ -332,32 +339,32 @@ plt.show()
 
 # %%
 packed = cpt.pack([[*tokenizer.encode(text).ids, 0] for text in fresh.files.values()], LENGTH)
-some, where = (torch.from_numpy(array.astype(np.int64)) for array in packed)
-row = int(where.max(1).values.argmax())
-mine = where[row] == 1
-alone = model(some[row, mine][None]).logits[0].log_softmax(-1)
-for name, numbers in (("with doc", where[row : row + 1]), ("without", None)):
-    among = model(some[row : row + 1], doc=numbers).logits[0, mine].log_softmax(-1)
+fresh_ids, fresh_doc = (torch.from_numpy(array.astype(np.int64)) for array in packed)
+row = int(fresh_doc.max(1).values.argmax())
+mask = fresh_doc[row] == 1
+alone = model(fresh_ids[row, mask][None]).logits[0].log_softmax(-1)
+for name, numbers in (("with doc", fresh_doc[row : row + 1]), ("without", None)):
+    among = model(fresh_ids[row : row + 1], doc=numbers).logits[0, mask].log_softmax(-1)
     print(
         f"second document of a row, {name:>8}: log-probs differ from those it has alone by up to "
         f"{(among - alone).abs().max():.1e} nats"
     )
 with torch.no_grad():
-    closed, opened = model(some, doc=where, logits=False).hidden, model(some, logits=False).hidden
+    closed, open_hidden = model(fresh_ids, doc=fresh_doc, logits=False).hidden, model(fresh_ids, logits=False).hidden
     # padding stays out of all three
-    text = torch.where(where >= 0, 0, -1)
+    text = torch.where(fresh_doc >= 0, 0, -1)
     sums = {}
     for name, hidden, numbers in (
-        ("as it should be", closed, where),
-        ("attention open", opened, where),
-        ("borders scored too", opened, text),
+        ("as it should be", closed, fresh_doc),
+        ("attention open", open_hidden, fresh_doc),
+        ("borders scored too", open_hidden, text),
     ):
-        loss, count = sums[name] = cpt.next_token_loss(model, hidden, some, numbers)
+        loss, count = sums[name] = cpt.next_token_loss(model, hidden, fresh_ids, numbers)
         print(f"{name:>18}: {loss / count:.4f} nats a token, {count:.0f} tokens")
-    more, fewer = sums["borders scored too"], sums["attention open"]
+    border_sums, fewer = sums["borders scored too"], sums["attention open"]
     print(
-        f"the {more[1] - fewer[1]:.0f} first tokens that were scored as well cost "
-        f"{(more[0] - fewer[0]) / (more[1] - fewer[1]):.1f} nats each"
+        f"the {border_sums[1] - fewer[1]:.0f} first tokens that were scored as well cost "
+        f"{(border_sums[0] - fewer[0]) / (border_sums[1] - fewer[1]):.1f} nats each"
     )
 
 # %% [markdown]
@@ -380,10 +387,10 @@ def bits(perplexity, tokens, size):
 def check_3():
     assert abs(bits(256.0, 1000, 1000) - 8) < 1e-9, "a token a byte, all 256 alike: eight bits a byte"
     assert abs(bits(256.0, 1000, 4000) - 2) < 1e-9, "the same surprise, spread over four bytes a token: two bits a byte"
-    for found in (*looks[STEPS], *few_looks[STEPS]):
-        got = bits(found.perplexity, found.tokens, found.bytes)
-        assert abs(got - found.bits_per_byte) < 1e-5, (
-            f"should be {found.bits_per_byte:.4f}, not {got:.4f}: perplexity is e to the nats a token"
+    for measurement in (*looks[STEPS], *few_looks[STEPS]):
+        actual = bits(measurement.perplexity, measurement.tokens, measurement.bytes)
+        assert abs(actual - measurement.bits_per_byte) < 1e-5, (
+            f"should be {measurement.bits_per_byte:.4f}, not {actual:.4f}: perplexity is e to the nats a token"
         )
 
 
@@ -409,16 +416,18 @@ check(3, check_3)
 # weights, same text:
 
 # %%
-for name, codebase in zip((folder, "fresh modules"), asked, strict=True):
-    found = {}
+for name, codebase in zip((folder, "fresh modules"), codebases, strict=True):
+    measurements = {}
     for width, stride in ((128, 127), (128, 64), (128, 16), (64, 32), (16, 8)):
-        found[width, stride] = cpt.codebase_nll(model, tokenizer, codebase, width, stride).perplexity
+        measurements[width, stride] = cpt.codebase_nll(model, tokenizer, codebase, width, stride).perplexity
     print(
         f"{name:>13}, window and stride: "
-        + ", ".join(f"{width}/{stride} {value:.2f}" for (width, stride), value in found.items())
+        + ", ".join(f"{width}/{stride} {value:.2f}" for (width, stride), value in measurements.items())
     )
-    print(f"{'':>13}  the largest is {max(found.values()) / min(found.values()) - 1:.0%} above the smallest")
-sizes = np.array([len(tokenizer.encode(text).ids) for text in asked[1].files.values()])
+    print(
+        f"{'':>13}  the largest is {max(measurements.values()) / min(measurements.values()) - 1:.0%} above the smallest"
+    )
+sizes = np.array([len(tokenizer.encode(text).ids) for text in codebases[1].files.values()])
 print(
     f"{(sizes < 128).mean():.0%} of the modules are shorter than 128 tokens, {(sizes < 64).mean():.0%} shorter than 64"
 )
@@ -445,17 +454,17 @@ def contexts(n, window, stride):
 
 # %% tags=["check"]
 def check_4():
-    got = list(contexts(10, 4, 2))
-    assert len(got) == 9, f"token 0 is not scored: nine numbers, not {len(got)}"
-    assert got == [1, 2, 3, 2, 3, 2, 3, 2, 3], f"window 4, stride 2, ten tokens: 1 2 3 2 3 2 3 2 3, not {got}"
+    actual = list(contexts(10, 4, 2))
+    assert len(actual) == 9, f"token 0 is not scored: nine numbers, not {len(actual)}"
+    assert actual == [1, 2, 3, 2, 3, 2, 3, 2, 3], f"window 4, stride 2, ten tokens: 1 2 3 2 3 2 3 2 3, not {actual}"
     assert list(contexts(5, 8, 4)) == [1, 2, 3, 4], "a text shorter than the window is one window"
     for n, window, stride in ((100, 32, 8), (101, 32, 31), (77, 16, 5)):
-        laid = cpt.windows(model.config, tokenizer, held, window, stride, n, 32)
-        want = laid.rows(0, len(laid.starts))[1].nonzero()[:, 1].tolist()
-        got = list(contexts(n, window, stride))
-        off = [t for t, (a, b) in enumerate(zip(got, want), 1) if a != b]
-        assert len(got) == len(want) and not off, (
-            f"n={n}, window={window}, stride={stride}: off first at token {min(off, default=len(got))}"
+        windows = cpt.windows(model.config, tokenizer, heldout_corpus, window, stride, n, 32)
+        want = windows.rows(0, len(windows.starts))[1].nonzero()[:, 1].tolist()
+        actual = list(contexts(n, window, stride))
+        off = [t for t, (a, b) in enumerate(zip(actual, want), 1) if a != b]
+        assert len(actual) == len(want) and not off, (
+            f"n={n}, window={window}, stride={stride}: off first at token {min(off, default=len(actual))}"
         )
 
 

@@ -5,8 +5,8 @@
 # follow Newton–Schulz on singular values; choose which parameters it may have, and at what scale; and say what becomes
 # of an expert that nobody visits.
 #
-# *About 40 minutes. Prerequisites: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used AdamW); K. Jordan et
-# al., "Muon" (2024); Moonlight, arXiv:2502.16982.*
+# *About 40 minutes. Prerequisites: lesson 1. Source: the Composer 2.5 release, which trains with Muon (Composer 2 used
+# AdamW); K. Jordan et al., "Muon" (2024); Moonlight, arXiv:2502.16982.*
 #
 # ## The idea
 #
@@ -96,20 +96,20 @@ def trained(use_muon, adamw_lr=3e-3, steps=quick(80, 6)):
     """Network, optimisers and loss by step; the same weights at the start and the same batches every time."""
     torch.manual_seed(0)
     model, generator = Transformer(shape), torch.Generator().manual_seed(0)
-    chosen = muon.optimizers(model, adamw_lr=adamw_lr, use_muon=use_muon)
-    rates, losses = [[group["lr"] for group in optimizer.param_groups] for optimizer in chosen], []
+    optimizers = muon.optimizers(model, adamw_lr=adamw_lr, use_muon=use_muon)
+    rates, losses = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers], []
     for step in range(steps):
-        for optimizer, full in zip(chosen, rates, strict=True):
+        for optimizer, full in zip(optimizers, rates, strict=True):
             for group, rate in zip(optimizer.param_groups, full, strict=True):
                 group["lr"] = rate * cpt.wsd(step, steps, 5, steps // 3)
             optimizer.zero_grad()
         ids = letters[torch.randint(len(letters) - 96, (16, 1), generator=generator) + torch.arange(96)]
         loss, count = cpt.next_token_loss(model, model(ids, logits=False).hidden, ids)
         (loss / count).backward()
-        for optimizer in chosen:
+        for optimizer in optimizers:
             optimizer.step()
         losses.append(loss.item() / count)
-    return model, chosen, losses
+    return model, optimizers, losses
 
 
 model, (optimizer, _), losses = trained(True)
@@ -173,13 +173,13 @@ def check_1():
         X = polar(G)
         assert X.shape == G.shape, f"{m}×{n} in, {m}×{n} out, not {list(X.shape)}: full_matrices=False"
         assert (torch.linalg.svdvals(X) - 1).abs().max() < 1e-9, "every singular value of the answer should be one"
-        best, got = torch.linalg.svdvals(G).sum(), (G * X).sum()
-        assert (best - got).abs() < 1e-9, (
-            f"the inner product with G should be {best:.4f}, the sum of its singular values, not {got:.4f}"
+        best, actual = torch.linalg.svdvals(G).sum(), (G * X).sum()
+        assert (best - actual).abs() < 1e-9, (
+            f"the inner product with G should be {best:.4f}, the sum of its singular values, not {actual:.4f}"
         )
         for _ in range(20):
-            other = torch.randn(m, n, dtype=torch.float64, generator=generator)
-            assert (G * other / torch.linalg.matrix_norm(other, 2)).sum() <= got, (
+            candidate = torch.randn(m, n, dtype=torch.float64, generator=generator)
+            assert (G * candidate / torch.linalg.matrix_norm(candidate, 2)).sum() <= actual, (
                 "another matrix of spectral norm one does better"
             )
 
@@ -198,7 +198,8 @@ check(1, check_1)
 # %% [markdown]
 # ## The step, and its scale
 #
-# $$M \leftarrow \mu M + (1-\mu)G \qquad U = (1-\mu)G + \mu M \qquad W \leftarrow (1 - \eta\lambda)W - \eta\,\sqrt{\max(1, m/n)}\;\mathrm{NS}(U)$$
+# $$M \leftarrow \mu M + (1-\mu)G \qquad U = (1-\mu)G + \mu M \qquad
+# W \leftarrow (1 - \eta\lambda)W - \eta\,\sqrt{\max(1, m/n)}\;\mathrm{NS}(U)$$
 #
 # Momentum comes first and is orthogonalised afterwards: the step is the direction of a mean, not the mean of
 # directions. $U$ is Nesterov's momentum, which already counts the current gradient.
@@ -235,29 +236,29 @@ for m, n in ((64, 64), (256, 64), (1024, 64), (64, 256)):
 # and once rotated:
 
 # %%
-tried = []
-found = muon.demo(muon.Demo(steps=quick(100, 20)), lambda step, total, **figures: tried.append(figures))
-half = len(tried) // 2
+trials = []
+metrics = muon.demo(muon.Demo(steps=quick(100, 20)), lambda step, total, **figures: trials.append(figures))
+half = len(trials) // 2
 figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
 for axis, part, title in zip(
-    axes, (tried[:half], tried[half:]), ("rare directions are inputs", "the same, rotated"), strict=True
+    axes, (trials[:half], trials[half:]), ("rare directions are inputs", "the same, rotated"), strict=True
 ):
-    for name, some, style in (("Muon", part[: half // 2], "o-"), ("AdamW", part[half // 2 :], "s--")):
-        axis.plot([one["lr"] for one in some], [one["loss"] for one in some], style, label=name)
+    for name, points, style in (("Muon", part[: half // 2], "o-"), ("AdamW", part[half // 2 :], "s--")):
+        axis.plot([point["lr"] for point in points], [point["loss"] for point in points], style, label=name)
     axis.set(xscale="log", yscale="log", xlabel="learning rate", title=title)
     axis.set_xticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
     axis.minorticks_off()
 axes[0].set_ylabel("final loss / first loss")
 axes[0].legend(frameon=False)
 plt.show()
-for where in ("axes", "rotated"):
+for basis in ("axes", "rotated"):
     print(
-        f"{where:>8}: Muon {found[f'muon_loss_{where}']:.2e}, AdamW "
-        f"{found[f'adamw_loss_{where}']:.2e}, each at its best rate"
+        f"{basis:>8}: Muon {metrics[f'muon_loss_{basis}']:.2e}, AdamW "
+        f"{metrics[f'adamw_loss_{basis}']:.2e}, each at its best rate"
     )
 print(
-    f"singular values after five rounds: float32 {found['smallest_fp32']:.3f} to {found['largest_fp32']:.3f}, "
-    f"bfloat16 {found['smallest_bf16']:.3f} to {found['largest_bf16']:.3f}"
+    f"singular values after five rounds: float32 {metrics['smallest_fp32']:.3f} to {metrics['largest_fp32']:.3f}, "
+    f"bfloat16 {metrics['smallest_bf16']:.3f} to {metrics['largest_bf16']:.3f}"
 )
 
 # %% [markdown]
@@ -287,10 +288,10 @@ def check_2():
         for number in (1, 2, 3):
             weight.grad = torch.randn(m, n, generator=generator)
             stepper.step()
-            held = [matrix.clone() for matrix in (W, M, weight.grad)]
-            given = [matrix.clone() for matrix in held]
-            W, M = step(*given, 0.1, 0.9, 0.5)
-            assert all(map(torch.equal, given, held)), "something that was given has been changed in place"
+            originals = [matrix.clone() for matrix in (W, M, weight.grad)]
+            arguments = [matrix.clone() for matrix in originals]
+            W, M = step(*arguments, 0.1, 0.9, 0.5)
+            assert all(map(torch.equal, arguments, originals)), "something that was given has been changed in place"
             away = (M - stepper.state[weight]["momentum_buffer"]).abs().max()
             assert away < 1e-5, f"{m}×{n}, step {number}: the momentum is off by {away:.2g}. M ← μM + (1 − μ)G"
             away = (W - weight.detach()).abs().max()
@@ -349,9 +350,9 @@ def per_head(G, heads):
 
 # %% tags=["check"]
 def check_3():
-    got = per_head(loud.flatten(0, 1), 4)
-    assert got.shape == (64, 64), f"the answer has the shape of the gradient, [64, 64], not {list(got.shape)}"
-    near, large = beside_best(loud, got.view_as(loud))
+    actual = per_head(loud.flatten(0, 1), 4)
+    assert actual.shape == (64, 64), f"the answer has the shape of the gradient, [64, 64], not {list(actual.shape)}"
+    near, large = beside_best(loud, actual.view_as(loud))
     assert min(near) > 0.97, f"each head should come near its own best step; the cosines are {near}"
     assert 0.8 < min(large) <= max(large) < 1.2, (
         f"each head's step should be as large as its own best one; the sizes are {large}"

@@ -5,8 +5,8 @@
 # match; derive when a guess may stand; predict the speed that it buys; and say what a bug in these layers changes, and
 # which test finds it.
 #
-# *About 50 minutes. Prerequisites: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3, arXiv:2412.19437, §2.2;
-# speculative decoding, arXiv:2211.17192.*
+# *About 50 minutes. Prerequisites: lesson 2. Source: Composer 2 technical report, §3.1; the layers of DeepSeek-V3,
+# arXiv:2412.19437, §2.2; speculative decoding, arXiv:2211.17192.*
 #
 # ## The idea
 #
@@ -15,8 +15,8 @@
 # the state of the depth below, and the embedding of the token that has meanwhile become known (or was guessed), and
 # says what comes $k + 1$ tokens ahead:
 #
-# $$h^k_i = \mathrm{Block}_k\left(W_k\,[\,\mathrm{norm}(h^{k-1}_i)\,;\,\mathrm{norm}(\mathrm{Emb}(t_{i+k}))\,]\right) \qquad
-# q^k_i = \mathrm{softmax}(\mathrm{Head}(\mathrm{norm}_k(h^k_i)))$$
+# $$h^k_i = \mathrm{Block}_k\left(W_k\,[\,\mathrm{norm}(h^{k-1}_i)\,;\,\mathrm{norm}(\mathrm{Emb}(t_{i+k}))\,]\right)
+# \qquad q^k_i = \mathrm{softmax}(\mathrm{Head}(\mathrm{norm}_k(h^k_i)))$$
 #
 # Embedding and head are the model's own. The layers are trained from scratch, on top of a model that already exists,
 # and learn to match its *exact distribution* instead of the next token of the text:
@@ -71,26 +71,26 @@ def characters(split, tasks, seed):
     return torch.tensor([ord(c) for c in "".join(document(generate(rng, split), rng) for _ in range(tasks))])
 
 
-shown, fresh = characters("train", quick(1500, 150), 0), characters("heldout", 150, 1)
+train_ids, fresh = characters("train", quick(1500, 150), 0), characters("heldout", 150, 1)
 shape = Config(
     vocab_size=128, hidden_size=64, num_hidden_layers=4, head_dim=16, num_experts=4, moe_intermediate_size=64
 )
-held = fresh[: 48 * 96].view(48, 96)
+heldout_ids = fresh[: 48 * 96].view(48, 96)
 
 
 def trained(module, loss_of, steps, look=None):
     """`steps` steps on the same batches for everybody; loss_of(ids) → (sum, count)."""
-    generator, chosen = torch.Generator().manual_seed(0), muon.optimizers(module)
-    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in chosen]
+    generator, optimizers = torch.Generator().manual_seed(0), muon.optimizers(module)
+    rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     for step in range(steps):
-        for optimizer, full in zip(chosen, rates, strict=True):
+        for optimizer, full in zip(optimizers, rates, strict=True):
             for group, rate in zip(optimizer.param_groups, full, strict=True):
                 group["lr"] = rate * cpt.wsd(step, steps, 5, steps // 2)
             optimizer.zero_grad()
-        ids = shown[torch.randint(len(shown) - 96, (16, 1), generator=generator) + torch.arange(96)]
+        ids = train_ids[torch.randint(len(train_ids) - 96, (16, 1), generator=generator) + torch.arange(96)]
         loss, count = loss_of(ids)
         (loss / count).backward()
-        for optimizer in chosen:
+        for optimizer in optimizers:
             optimizer.step()
         if look:
             look(step + 1)
@@ -101,8 +101,8 @@ torch.manual_seed(0)
 trunk = Transformer(shape)
 trained(trunk, lambda ids: cpt.next_token_loss(trunk, trunk(ids, logits=False).hidden, ids), quick(150, 8))
 trunk.requires_grad_(False)
-seen = trunk(held, logits=False)
-loss, count = cpt.next_token_loss(trunk, seen.hidden, held)
+heldout_output = trunk(heldout_ids, logits=False)
+loss, count = cpt.next_token_loss(trunk, heldout_output.hidden, heldout_ids)
 print(f"the model: {loss / count:.3f} nats a character on held-out modules")
 
 
@@ -110,26 +110,28 @@ def taught(kind, steps=quick(80, 4)):
     """Layers that learned from distributions ("distill") or labels ("hard"), their last loss, and by step [depth, 3]:
     positions, greedy drafts that match, Σ min(p, q)."""
     torch.manual_seed(1)
-    layers, found = mtp.MTP(shape, mtp.MTPConfig(depth=3, intermediate_size=128)), {}
+    layers, counts_by_step = mtp.MTP(shape, mtp.MTPConfig(depth=3, intermediate_size=128)), {}
 
     def look(step):
         if step in {max(1, steps >> n) for n in range(4)}:
-            found[step] = mtp_distillation.acceptance(layers, trunk, seen, held, torch.zeros_like(held)).sum(0)
+            counts_by_step[step] = mtp_distillation.acceptance(
+                layers, trunk, heldout_output, heldout_ids, torch.zeros_like(heldout_ids)
+            ).sum(0)
 
     last = trained(
         layers, lambda ids: mtp.mtp_loss(layers, trunk, trunk(ids, logits=False), ids, kind=kind)[:2], steps, look
     )
-    return layers, last, found
+    return layers, last, counts_by_step
 
 
 students = {kind: taught(kind) for kind in ("distill", "hard")}
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-for (kind, (_, _, found)), colour in zip(students.items(), ("tab:blue", "tab:orange"), strict=True):
+for (kind, (_, _, result)), colour in zip(students.items(), ("tab:blue", "tab:orange"), strict=True):
     for column, name, style in (
         (2, "chance that a sampled draft stands", "o-"),
         (1, "greedy drafts that match", "s--"),
     ):
-        shares = {step: counts[:, column] / counts[:, 0] for step, counts in found.items()}
+        shares = {step: counts[:, column] / counts[:, 0] for step, counts in result.items()}
         left.plot(
             shares.keys(), [share.mean() for share in shares.values()], style, color=colour, label=f"{kind}: {name}"
         )
@@ -181,11 +183,13 @@ def check_1():
     p, q = torch.randn(2, 6, generator=generator).mul(1.5).softmax(-1)
     drafts = torch.multinomial(q, quick(4000, 1500), replacement=True, generator=generator).tolist()
     lots = torch.rand(len(drafts), 2, generator=generator).tolist()
-    played = sum(mtp.accept(p.expand(2, 6), q[None], [x], u)[0] for x, u in zip(drafts, lots, strict=True)) / len(
-        drafts
+    acceptance_rate = sum(
+        mtp.accept(p.expand(2, 6), q[None], [x], u)[0] for x, u in zip(drafts, lots, strict=True)
+    ) / len(drafts)
+    actual, error = float(stands(p, q)), (acceptance_rate * (1 - acceptance_rate) / len(drafts)) ** 0.5
+    assert abs(actual - acceptance_rate) < 5 * error, (
+        f"of {len(drafts)} drafts {acceptance_rate:.3f} stood; the answer says {actual:.3f}"
     )
-    got, error = float(stands(p, q)), (played * (1 - played) / len(drafts)) ** 0.5
-    assert abs(got - played) < 5 * error, f"of {len(drafts)} drafts {played:.3f} stood; the answer says {got:.3f}"
 
 
 check(1, check_1)
@@ -243,11 +247,13 @@ def check_2():
         )
         away = float((stood + replaced - p).abs().sum() / 2)
         assert away < 1e-6, f"{away:.1%} of the mass is not where p has it: what replaces a fallen draft?"
-    for other, when in (
+    for draft_probs, condition in (
         (torch.eye(8, dtype=torch.float64)[0], "where q is certain"),
         (p, "where q is p, and nothing falls"),
     ):
-        assert float((sum(emitted(p, other)) - p).abs().max()) < 1e-6, f"the two should add up to p also {when}"
+        assert float((sum(emitted(p, draft_probs)) - p).abs().max()) < 1e-6, (
+            f"the two should add up to p also {condition}"
+        )
 
 
 check(2, check_2)
@@ -274,9 +280,9 @@ NEW = quick(96, 24)
 prompts = [fresh[at : at + 40][None] for at in range(0, 8 * 200, 200)]
 
 
-def decoded(layers=None, **how):
+def decoded(layers=None, **options):
     """All prompts continued, as one Generation."""
-    every = [mtp.speculative_generate(trunk, layers, prompt, NEW, **how) for prompt in prompts]
+    every = [mtp.speculative_generate(trunk, layers, prompt, NEW, **options) for prompt in prompts]
     return sum(every[1:], every[0])
 
 
@@ -284,11 +290,11 @@ plain = decoded()
 print(f"plain: {plain.tokens_per_cycle:.2f} tokens a pass")
 for kind, (layers, _, _) in students.items():
     for drafts in (1, 2, 3):
-        found = decoded(layers, draft_len=drafts)
+        result = decoded(layers, draft_len=drafts)
         print(
-            f"{kind:>8}, {drafts} draft{'s' * (drafts > 1)}: {found.tokens_per_cycle:.2f} tokens a pass, "
-            f"drafts that stood by depth {', '.join(f'{share:.2f}' for share in found.acceptance)}, "
-            f"tokens {'identical' if found.tokens == plain.tokens else 'DIFFER'}"
+            f"{kind:>8}, {drafts} draft{'s' * (drafts > 1)}: {result.tokens_per_cycle:.2f} tokens a pass, "
+            f"drafts that stood by depth {', '.join(f'{share:.2f}' for share in result.acceptance)}, "
+            f"tokens {'identical' if result.tokens == plain.tokens else 'DIFFER'}"
         )
 
 # %% [markdown]
@@ -321,33 +327,38 @@ def clocked(layers, rounds):
                 sums = {
                     "seconds": decoder.total.seconds,
                     "tokens": len(decoder.total.tokens),
-                    "tried": decoder.tried,
+                    "tried": decoder.tested_drafts,
                     "stood": decoder.stood,
                 }
-                for kind, pair in decoder.spent.items():
+                for kind, pair in decoder.totals_by_kind.items():
                     sums |= {f"{kind} s": pair[0], f"{kind} n": pair[1]}
-                fastest[drafts, number] = min(fastest.get((drafts, number), sums), sums, key=lambda one: one["seconds"])
+                fastest[drafts, number] = min(
+                    fastest.get((drafts, number), sums), sums, key=lambda timing: timing["seconds"]
+                )
     return {drafts: {key: sum(fastest[drafts, n][key] for n in range(len(prompts))) for key in sums} for drafts in ways}
 
 
-def each(sums, kind):
+def average_seconds(sums, kind):
     """Seconds of one pass, or of one draft."""
     return sums[f"{kind} s"] / max(sums[f"{kind} n"], 1)
 
 
 layers, loss_of_right, _ = students["distill"]
-ways, measured = clocked(layers, quick(5, 1)), {}
+ways, speedups = clocked(layers, quick(5, 1)), {}
 alone = ways[0]
 for drafts in (1, 2, 3):
     sums = ways[drafts]
     alpha = sums["stood"] / max(sums["tried"], 1)
-    cost, verify = each(sums, "guess") / each(alone, "single"), each(sums, "verify") / each(alone, "single")
-    measured[drafts] = alone["seconds"] / alone["tokens"] / (sums["seconds"] / sums["tokens"])
+    cost, verify = (
+        average_seconds(sums, "guess") / average_seconds(alone, "single"),
+        average_seconds(sums, "verify") / average_seconds(alone, "single"),
+    )
+    speedups[drafts] = alone["seconds"] / alone["tokens"] / (sums["seconds"] / sums["tokens"])
     free, expected = (drafting.predicted(alpha, drafts, price) for price in (0.0, cost))
     print(
         f"{drafts} draft{'s' * (drafts > 1)}: α {alpha:.3f}, so {free:.2f} tokens a pass; a draft "
         f"costs {cost:.2f} passes, verifying "
-        f"{verify:.2f}: predicted {expected:.2f}×, measured {measured[drafts]:.2f}×"
+        f"{verify:.2f}: predicted {expected:.2f}×, measured {speedups[drafts]:.2f}×"
     )
 print(f"drafts at {cost:.2f} passes each can never give more than {1 / cost:.1f}×, even if all stand")
 
@@ -361,7 +372,7 @@ for chance, style in ((0.5, ":"), (0.7, "-."), (0.8, "--"), (0.9, "-")):
             color=colour,
             label=f"α = {chance}, c = {price:.2f}",
         )
-axes.plot(measured.keys(), measured.values(), "ko", label="measured")
+axes.plot(speedups.keys(), speedups.values(), "ko", label="measured")
 axes.axhline(1, color="grey", linewidth=0.8)
 axes.set(xlabel="drafts a pass", ylabel="speed-up", xticks=range(1, 11))
 axes.legend(frameon=False, fontsize=7, ncols=2)
@@ -392,18 +403,20 @@ def tokens_a_pass(chances):
 def check_3():
     assert tokens_a_pass([]) == 1, "without drafts a pass gives one token"
     for chances, want in (([0.5], 1.5), ([0.5, 0.5], 1.75), ([0.9, 0.5], 2.35), ([0.5, 0.9], 1.95)):
-        got = float(tokens_a_pass(chances))
-        assert abs(got - want) < 1e-5, (
-            f"chances {chances}: {want} tokens, not {got:.4f}; a draft only counts where all before it stood"
+        actual = float(tokens_a_pass(chances))
+        assert abs(actual - want) < 1e-5, (
+            f"chances {chances}: {want} tokens, not {actual:.4f}; a draft only counts where all before it stood"
         )
     for chance, drafts in ((0.3, 4), (0.9, 3), (0.95, 7)):
-        want, got = drafting.predicted(chance, drafts, 0.0), float(tokens_a_pass([chance] * drafts))
-        assert abs(got - want) < 1e-5, (
-            f"equal chances of {chance}, {drafts} drafts: {want:.4f}, the formula's, not {got:.4f}"
+        want, actual = drafting.predicted(chance, drafts, 0.0), float(tokens_a_pass([chance] * drafts))
+        assert abs(actual - want) < 1e-5, (
+            f"equal chances of {chance}, {drafts} drafts: {want:.4f}, the formula's, not {actual:.4f}"
         )
     shares = decoded(layers).acceptance  # these count a draft as fallen with every one before it
-    given = [b / max(a, 1e-9) for a, b in zip([1.0, *shares], shares, strict=False)]
-    assert abs(float(tokens_a_pass(given)) - (1 + sum(shares))) < 1e-5, "differs from what the decoder counted"
+    conditional_chances = [b / max(a, 1e-9) for a, b in zip([1.0, *shares], shares, strict=False)]
+    assert abs(float(tokens_a_pass(conditional_chances)) - (1 + sum(shares))) < 1e-5, (
+        "differs from what the decoder counted"
+    )
 
 
 check(3, check_3)
@@ -423,12 +436,12 @@ check(3, check_3)
 # %% [markdown]
 # ## Exercise 4: how many drafts
 #
-# Write `best(alpha, cost, most)`: the number of drafts, 0 to `most`, with the highest predicted speed-up. With 0 drafts
-# it is one.
+# Write `best(alpha, cost, max_drafts)`: the number of drafts, 0 to `max_drafts`, with the highest predicted speed-up.
+# With 0 drafts it is one.
 
 
 # %% tags=["exercise"]
-def best(alpha, cost, most):
+def best(alpha, cost, max_drafts):
     raise NotImplementedError  # your code
 
 
@@ -437,10 +450,10 @@ def check_4():
     assert best(0.9, 0.0, 8) == 8, "drafts that cost nothing: as many as possible"
     assert best(0.3, 0.5, 8) == 0, "a draft at half a pass that stands three times in ten slows down: none"
     for alpha, cost in ((0.8, 0.1), (0.9, 0.3), (0.95, 0.02), (0.6, 0.05)):
-        got = best(alpha, cost, 10)
+        actual = best(alpha, cost, 10)
         want = max(drafting.predicted(alpha, drafts, cost) for drafts in range(1, 11))
-        assert got and drafting.predicted(alpha, got, cost) == want, (
-            f"α={alpha}, c={cost}: {got} drafts are not best, {want:.2f}× is within reach"
+        assert actual and drafting.predicted(alpha, actual, cost) == want, (
+            f"α={alpha}, c={cost}: {actual} drafts are not best, {want:.2f}× is within reach"
         )
 
 
@@ -448,8 +461,8 @@ check(4, check_4)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def best(alpha, cost, most):
-    return max(range(most + 1), key=lambda drafts: drafting.predicted(alpha, drafts, cost))
+def best(alpha, cost, max_drafts):
+    return max(range(max_drafts + 1), key=lambda drafts: drafting.predicted(alpha, drafts, cost))
 
 
 check(4, check_4)
@@ -475,11 +488,11 @@ print(
     f"distillation loss at the end: {loss_of_right:.4f} nats as it should be, {loss_of_wrong:.4f} with "
     f"the teacher one position behind"
 )
-for name, some in (("right", layers), ("wrong", wrong)):
-    found = decoded(some)
+for name, draft_layers in (("right", layers), ("wrong", wrong)):
+    result = decoded(draft_layers)
     print(
-        f"{name}: tokens {'identical to' if found.tokens == plain.tokens else 'DIFFER from'} plain decoding's, "
-        f"{found.tokens_per_cycle:.2f} tokens a pass"
+        f"{name}: tokens {'identical to' if result.tokens == plain.tokens else 'DIFFER from'} plain decoding's, "
+        f"{result.tokens_per_cycle:.2f} tokens a pass"
     )
 
 # %% [markdown]
@@ -497,10 +510,10 @@ for name, some in (("right", layers), ("wrong", wrong)):
 generator = torch.Generator().manual_seed(5)
 for sharpness in (0.5, 1.0, 2.0):
     p, q = torch.randn(2, 200, 8, dtype=torch.float64, generator=generator).mul(sharpness).softmax(-1)
-    kept = torch.minimum(p, q)
-    wrong = kept + (1 - kept.sum(-1, keepdim=True)) * p
+    accepted_probs = torch.minimum(p, q)
+    wrong = accepted_probs + (1 - accepted_probs.sum(-1, keepdim=True)) * p
     print(
-        f"logits of spread {sharpness}: {kept.sum(-1).mean():.2f} of drafts stand; drawn again from p, "
+        f"logits of spread {sharpness}: {accepted_probs.sum(-1).mean():.2f} of drafts stand; drawn again from p, "
         f"{(wrong - p).abs().sum(-1).mean() / 2:.1%} "
         f"of the probability lies on wrong tokens"
     )

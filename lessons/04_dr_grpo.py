@@ -5,7 +5,8 @@
 # along the gradient of the expected reward, which do not, and what each does to the length of answers; and find the
 # mean in a training loop that makes its gradient depend on the size of the micro-batch.
 #
-# *About 60 minutes. Prerequisites: lesson 0, and what a policy gradient is. Source: Composer 2 technical report, §4.1; arXiv:2503.20783.*
+# *About 60 minutes. Prerequisites: lesson 0, and what a policy gradient is. Source: Composer 2 technical report, §4.1;
+# arXiv:2503.20783.*
 #
 # ## The idea
 #
@@ -189,7 +190,7 @@ for name in ("truth", "only length", "masked", "dapo"):
 curves = {name: run(grpo_bias.train, settings, name) for name in ("dr_grpo", "only length")}
 for name, curve in curves.items():
     first, last = (
-        {what: sum(curve[what][look]) / settings.seeds for what in ("reward", "cut", "wrong")} for look in (0, -1)
+        {key: sum(curve[key][look]) / settings.seeds for key in ("reward", "cut", "wrong")} for look in (0, -1)
     )
     print(
         f"{name:12s} reward {first['reward']:.3f} → {last['reward']:.3f}   cut off {first['cut']:.3f} "
@@ -229,11 +230,11 @@ def check_1():
     for N, (baseline, factor) in itertools.product(
         (2, 3, 4), (("mean", lambda N: (N - 1) / N), ("leave_one_out", lambda N: 1.0))
     ):
-        got = average_gradient(logits, rewards, N, baseline)
-        assert got.shape == logits.shape, (
-            f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(got.shape)}"
+        actual = average_gradient(logits, rewards, N, baseline)
+        assert actual.shape == logits.shape, (
+            f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(actual.shape)}"
         )
-        away = ((got - factor(N) * true).norm() / true.norm()).item()
+        away = ((actual - factor(N) * true).norm() / true.norm()).item()
         assert away < 1e-9, (
             f"N = {N}, {baseline}: expected {factor(N):.3f} times the true gradient, off by {away:.2g} of its size"
         )
@@ -246,9 +247,9 @@ check(1, check_1)
 def average_gradient(logits, rewards, N, baseline):
     logp, total = logits.log_softmax(0), 0.0
     for group in itertools.product(range(len(logits)), repeat=N):
-        chosen = logp[list(group)]
+        group_logp = logp[list(group)]
         advantages = dr_grpo.group_advantages(rewards[list(group)][None], baseline=baseline)[0]
-        total = total + chosen.sum().exp().detach() * (advantages * chosen).mean()
+        total = total + group_logp.sum().exp().detach() * (advantages * group_logp).mean()
     return torch.autograd.grad(total, logits)[0]
 
 
@@ -310,10 +311,12 @@ def check_2():
     for name in ("dr_grpo", "dapo", "gspo"):
         variant = dr_grpo.FAMILY[name]
         for advantage in (1.0, -1.0, 0.0):
-            got = pushed(ratio, torch.full_like(ratio, advantage), variant.clip_low, variant.clip_high)
+            actual = pushed(ratio, torch.full_like(ratio, advantage), variant.clip_low, variant.clip_high)
             want = pull(ratio, advantage, variant) != 0
-            assert got.shape == ratio.shape, f"one answer for each token: {list(ratio.shape)}, not {list(got.shape)}"
-            wrong = ratio[got.bool() != want].tolist()
+            assert actual.shape == ratio.shape, (
+                f"one answer for each token: {list(ratio.shape)}, not {list(actual.shape)}"
+            )
+            wrong = ratio[actual.bool() != want].tolist()
             assert not wrong, f"{name}'s clip, A = {advantage:+.0f}: wrong at ratios {wrong}"
 
 
@@ -335,12 +338,12 @@ check(2, check_2)
 
 # %%
 price, lengths = 0.001, [3, 4, 5, 4]
-paid = torch.tensor([[1 - price * length for length in lengths]], dtype=torch.float64)
+net_rewards = torch.tensor([[1 - price * length for length in lengths]], dtype=torch.float64)
 mixed = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
-for what, group in (("all right, priced", paid), ("half right", mixed)):
+for group_name, group in (("all right, priced", net_rewards), ("half right", mixed)):
     for scale in ("none", "std"):
         print(
-            f"{what:18s} divided by: {scale:5s}"
+            f"{group_name:18s} divided by: {scale:5s}"
             + "".join(f"{a:10.4f}" for a in dr_grpo.group_advantages(group, scale=scale)[0].tolist())
         )
 
@@ -350,7 +353,7 @@ for what, group in (("all right, priced", paid), ("half right", mixed)):
 
 # %%
 sizes = grpo_bias.equally_right(settings)
-priced = {row["member"]: row for row in rows if row["N"] == N and row["price"]}
+priced_rows = {row["member"]: row for row in rows if row["N"] == N and row["price"]}
 figure, (size, share) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for scale, label, style in (("none", "undivided", "o-"), ("std", "divided by the deviation", "s--")):
     line = [row for row in sizes if row["scale"] == scale]
@@ -364,7 +367,7 @@ size.set(
 )
 size.legend(frameon=False)
 names = ["dr_grpo", "only std", "grpo", "dapo"]
-share.bar(names, [priced[name]["all right"] for name in names], color="#CC79A7")
+share.bar(names, [priced_rows[name]["all right"] for name in names], color="#CC79A7")
 share.set(ylabel="share of the gradient's norm", title=f"What such groups give, price {settings.price:g}")
 plt.show()
 low, high = (
@@ -376,9 +379,10 @@ print(
     f"at the least price: {sizes[0]['size']:.1e}"
 )
 for name in ("dr_grpo", "only std"):
-    given, sine = priced[name]["all right"], priced[name]["sine"]
+    gradient_share, sine = priced_rows[name]["all right"], priced_rows[name]["sine"]
     print(
-        f"{name:9s} at a price of {settings.price:g}: {given:.3f} of the gradient is from such groups, sine {sine:.2g}"
+        f"{name:9s} at a price of {settings.price:g}: {gradient_share:.3f} of the gradient is from "
+        f"such groups, sine {sine:.2g}"
     )
 
 # %% [markdown]
@@ -416,14 +420,14 @@ def part(rows, budget):
     return dr_grpo.policy_loss(logp, logp.detach(), advantages[rows], mask[rows], budget=budget)
 
 
-(whole,) = torch.autograd.grad(part(torch.arange(B), mask.sum().item()), table)
+(full_gradient,) = torch.autograd.grad(part(torch.arange(B), mask.sum().item()), table)
 for size in (8, 4, 2, 1):
     parts = torch.arange(B).split(size)
     (local,) = torch.autograd.grad(sum(part(rows, mask[rows].sum().item()) for rows in parts) / len(parts), table)
-    cosine = (local * whole).sum() / (local.norm() * whole.norm())
+    cosine = (local * full_gradient).sum() / (local.norm() * full_gradient.norm())
     print(
         f"{size} rollouts a micro-batch, divided by its own tokens: off by "
-        f"{(local - whole).norm() / whole.norm():.2f}, cosine {cosine:.2f}"
+        f"{(local - full_gradient).norm() / full_gradient.norm():.2f}, cosine {cosine:.2f}"
     )
 
 # %% [markdown]
@@ -448,9 +452,9 @@ def check_3():
     budget = B * (T - 1)  # rollouts × the longest allowed
     (want,) = torch.autograd.grad(part(torch.arange(B), budget), table)
     for sizes in ((8,), (4, 4), (1,) * 8, (5, 2, 1)):
-        got = accumulated(sizes, budget)
-        assert got is not None and got.shape == table.shape, f"return table.grad, of shape {list(table.shape)}"
-        away = ((got - want).norm() / want.norm()).item()
+        actual = accumulated(sizes, budget)
+        assert actual is not None and actual.shape == table.shape, f"return table.grad, of shape {list(table.shape)}"
+        away = ((actual - want).norm() / want.norm()).item()
         assert away < 1e-9, f"cut into {sizes} the gradient is off by {away:.2g} of its size"
 
 

@@ -11,7 +11,7 @@
 # RL moves a policy $\pi$; a reference $\pi_\mathrm{ref}$, usually the policy before RL, says where it came from. How
 # far has it gone?
 #
-# $$\mathrm{KL}(\pi\,\|\,\pi_\mathrm{ref}) = \mathbb{E}_{x\sim\pi}\left[-\log r\right], \qquad r = \frac{\pi_\mathrm{ref}(x)}{\pi(x)}$$
+# $$\mathrm{KL}(\pi\,\|\,\pi_\mathrm{ref}) = \mathbb E_{x\sim\pi}[-\log r],\qquad r=\frac{\pi_\mathrm{ref}(x)}{\pi(x)}$$
 #
 # The sum over a vocabulary can be computed, but not the sum over whole texts: those are sampled. With one sample per
 # token, three estimates are in use, all due to John Schulman:
@@ -89,8 +89,8 @@ settings = kl_variance.Experiment(
 rows = run(kl_variance.sampled, settings)
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for kind, style in zip(kl.KINDS, ("o-", "s--", "^:")):
-    mine = [row for row in rows if row["kind"] == kind]
-    axes.plot([row["kl"] for row in mine], [row["variance"] for row in mine], style, label=kind)
+    kind_rows = [row for row in rows if row["kind"] == kind]
+    axes.plot([row["kl"] for row in kind_rows], [row["variance"] for row in kind_rows], style, label=kind)
 axes.axvline(kl.crossing(), color="grey", linewidth=1, label=f"k1 = k3 at {kl.crossing():.3f}")
 axes.set(xlabel="KL(π‖π_ref), nats", ylabel="variance of one token, nats²", yscale="log")
 axes.legend(frameon=False)
@@ -140,7 +140,7 @@ check(1, check_1)
 # Put $k_1$ into the loss, differentiate it, and the logs look fine: a KL is printed, and it grows. But nothing holds it
 # back, because
 #
-# $$\mathbb{E}_{x\sim\pi}\left[\nabla k_1\right] = \mathbb{E}_{x\sim\pi}\left[\nabla\log\pi(x)\right] = \nabla \textstyle\sum_x \pi(x) = 0.$$
+# $$\mathbb{E}_{x\sim\pi}[\nabla k_1] = \mathbb{E}_{x\sim\pi}[\nabla\log\pi(x)] = \nabla \textstyle\sum_x \pi(x) = 0.$$
 #
 # Here is the exact gradient, summed over a whole vocabulary:
 
@@ -149,7 +149,7 @@ generator = torch.Generator().manual_seed(0)
 logits, reference = torch.randn(2, 32, dtype=torch.float64, generator=generator)
 logits.requires_grad_()
 (right,) = torch.autograd.grad(kl.exact_kl(logits, reference), logits)
-(other,) = torch.autograd.grad(kl.exact_kl(reference, logits), logits)
+(reverse_gradient,) = torch.autograd.grad(kl.exact_kl(reference, logits), logits)
 
 
 def expected_gradient(kind):
@@ -165,7 +165,7 @@ for kind in kl.KINDS:
     print(
         f"{kind} in the loss: size {gradient.norm() / right.norm():.3f} of ∇KL(π‖ref), off by "
         f"{(gradient - right).norm() / right.norm():.3f}; "
-        f"from ∇KL(ref‖π) off by {(gradient - other).norm() / other.norm():.3f}"
+        f"from ∇KL(ref‖π) off by {(gradient - reverse_gradient).norm() / reverse_gradient.norm():.3f}"
     )
 
 # %% [markdown]
@@ -177,7 +177,7 @@ for kind in kl.KINDS:
 
 
 # %%
-def trained(where, beta=1.0, steps=quick(300, 30)):
+def trained(placement, beta=1.0, steps=quick(300, 30)):
     """The exact KL after every step of a training with k1 "nowhere", in the "loss" or in the "reward", and the mean k1
     that a log would print."""
     generator = torch.Generator().manual_seed(1)
@@ -188,9 +188,9 @@ def trained(where, beta=1.0, steps=quick(300, 30)):
         logp = moving.log_softmax(-1)
         x = torch.multinomial(logp.detach().exp(), 256, replacement=True, generator=generator)
         k1, reward = kl.token_kl(logp[x], reference.log_softmax(-1)[x], "k1"), pays[x]
-        if where == "reward":
+        if placement == "reward":
             reward = reward - beta * k1.detach()
-        loss = -((reward - reward.mean()) * logp[x]).mean() + (beta * k1.mean() if where == "loss" else 0)
+        loss = -((reward - reward.mean()) * logp[x]).mean() + (beta * k1.mean() if placement == "loss" else 0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -200,10 +200,12 @@ def trained(where, beta=1.0, steps=quick(300, 30)):
 
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-for where, style, width in (("nowhere", "-", 4), ("loss", "--", 1.5), ("reward", "-.", 1.5)):
-    true, printed = trained(where)
-    axes.plot(true, style, linewidth=width, label=f"k1 {where}" if where == "nowhere" else f"k1 in the {where}")
-    print(f"k1 {where:>7}: at the end KL {true[-1]:.3f} nats, and the log says {printed[-1]:.3f}")
+for placement, style, width in (("nowhere", "-", 4), ("loss", "--", 1.5), ("reward", "-.", 1.5)):
+    true, printed = trained(placement)
+    axes.plot(
+        true, style, linewidth=width, label=f"k1 {placement}" if placement == "nowhere" else f"k1 in the {placement}"
+    )
+    print(f"k1 {placement:>7}: at the end KL {true[-1]:.3f} nats, and the log says {printed[-1]:.3f}")
 axes.set(xlabel="step", ylabel="KL(π‖π_ref), nats")
 axes.legend(frameon=False)
 plt.show()
@@ -242,11 +244,11 @@ def reward_gradient(logits, reference):
 
 # %% tags=["check"]
 def check_2():
-    got = reward_gradient(logits, reference)
-    assert got.shape == logits.shape, (
-        f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(got.shape)}"
+    actual = reward_gradient(logits, reference)
+    assert actual.shape == logits.shape, (
+        f"a gradient has the shape of the logits, {list(logits.shape)}, not {list(actual.shape)}"
     )
-    away = ((got - right).norm() / right.norm()).item()
+    away = ((actual - right).norm() / right.norm()).item()
     assert away < 1e-9, f"the gradient is off by {away:.2g} of its size"
 
 
@@ -256,8 +258,8 @@ check(2, check_2)
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def reward_gradient(logits, reference):
     logp, ref_logp = logits.log_softmax(-1), reference.log_softmax(-1)
-    paid = kl.token_kl(logp, ref_logp, "k1").detach()
-    return torch.autograd.grad((logp.detach().exp() * paid * logp).sum(), logits)[0]
+    k1 = kl.token_kl(logp, ref_logp, "k1").detach()
+    return torch.autograd.grad((logp.detach().exp() * k1 * logp).sum(), logits)[0]
 
 
 check(2, check_2)
@@ -284,8 +286,8 @@ def check_3():
         (0.64, 400, "k1"),
         (2.0, 2500, "k1"),
     ):
-        got, error = choose(divergence, n)
-        assert got == name, f"at {divergence} nats {name} varies less"
+        actual, error = choose(divergence, n)
+        assert actual == name, f"at {divergence} nats {name} varies less"
         want = math.sqrt(kl.gaussian_oracle(math.sqrt(2 * divergence))[name][1] / n)
         assert abs(error - want) < 1e-6 * want, (
             f"the standard error of a mean of n values is √(variance/n): {want:.5f}, not {error:.5f}"

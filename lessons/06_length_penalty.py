@@ -106,9 +106,9 @@ def check_1():
     for x, share, q in ((300.0, 0.2, 2.0), (1000.0, 0.5, 1.0), (40.0, 0.9, 0.5)):
         k = bend(x, share, q)
         assert k > 0, f"k must be positive, not {k}"
-        got = length_penalty.marginal_cost(x, k, q)
-        assert abs(got - share) < 1e-9, (
-            f"with your k = {k:.4g} the next unit at x = {x:g} costs {got:.4f}, not {share} (q = {q:g})"
+        actual = length_penalty.marginal_cost(x, k, q)
+        assert abs(actual - share) < 1e-9, (
+            f"with your k = {k:.4g} the next unit at x = {x:g} costs {actual:.4f}, not {share} (q = {q:g})"
         )
 
 
@@ -169,12 +169,12 @@ def saving(counts, k, q):
 # %% tags=["check"]
 def check_2():
     only_turns = Effort(turns=5)
-    got = saving(only_turns, 0.0, 0.0)
-    assert abs(got - 0.8) < 1e-9, (
-        f"five turns and nothing else, at the linear price: a fifth is left, so 0.8 is saved, not {got}"
+    actual = saving(only_turns, 0.0, 0.0)
+    assert abs(actual - 0.8) < 1e-9, (
+        f"five turns and nothing else, at the linear price: a fifth is left, so 0.8 is saved, not {actual}"
     )
-    got = saving(Effort(thinking_tokens=500, turns=1), 0.001, 1.0)
-    assert abs(got) < 1e-12, f"who has one turn saves nothing, not {got}"
+    actual = saving(Effort(thinking_tokens=500, turns=1), 0.001, 1.0)
+    assert abs(actual) < 1e-12, f"who has one turn saves nothing, not {actual}"
     linear, bent = saving(one_by_one, 0.001, 0.0), saving(one_by_one, 0.001, 2.0)
     assert abs(linear - 500 / 972) < 1e-9, f"six files at the linear price save 500 of 972, not {linear:.4f}"
     assert abs(bent - 0.3494) < 1e-3, f"at k = 0.001, q = 2 they save 0.349 of the cost, not {bent:.4f}"
@@ -247,9 +247,9 @@ check(3, check_3)
 # Dr. GRPO's expected direction (lesson 4), so nothing has to be sampled.
 
 # %%
-known, harder = [10.0, 30.0, 100.0, 300.0, 1000.0], [5000.0, 20_000.0]
-difficulty = torch.tensor(known + harder, dtype=torch.float64)
-usual = 10 * np.array(known)
+matched_difficulties, harder = [10.0, 30.0, 100.0, 300.0, 1000.0], [5000.0, 20_000.0]
+difficulty = torch.tensor(matched_difficulties + harder, dtype=torch.float64)
+usual = 10 * np.array(matched_difficulties)
 k = 1 / usual.mean()
 penalties = {
     name: (0.2 / length_penalty.length_penalty(usual, k, q).mean(), k, q)
@@ -330,8 +330,10 @@ def best_effort(tau, price):
 def check_4():
     grid = np.linspace(0, 20_000, 200_001)
     for tau, price in ((10.0, 2e-4), (1000.0, 2e-4), (3000.0, 2e-4), (5000.0, 2e-4), (10_000.0, 2e-4)):
-        got, best = best_effort(tau, price), grid[(1 - np.exp(-grid / tau) - price * grid).argmax()]
-        assert abs(got - best) < 0.2, f"τ = {tau:g}, price {price:g}: the best effort is {best:.1f}, not {got:.1f}"
+        actual, best = best_effort(tau, price), grid[(1 - np.exp(-grid / tau) - price * grid).argmax()]
+        assert abs(actual - best) < 0.2, (
+            f"τ = {tau:g}, price {price:g}: the best effort is {best:.1f}, not {actual:.1f}"
+        )
 
 
 check(4, check_4)
@@ -362,11 +364,11 @@ print(f"nonlinear: the whole bill never exceeds {price / (k * (q - 1)):.2f}, and
 
 # %%
 short = trained(torch.full_like(difficulty, 300.0), *penalties["nonlinear"])
-for begun, median in (("10τ", learned["nonlinear"]), ("300", short)):
-    paid = expected_reward(median, *penalties["nonlinear"])
+for start, median in (("10τ", learned["nonlinear"]), ("300", short)):
+    rewards = expected_reward(median, *penalties["nonlinear"])
     print(
-        f"difficulty {difficulty[-1]:g}, begun at {begun}: {success(median)[-1]:.3f} solved, reward "
-        f"{round(paid[-1].item(), 3) + 0.0:.3f}"
+        f"difficulty {difficulty[-1]:g}, begun at {start}: {success(median)[-1]:.3f} solved, reward "
+        f"{round(rewards[-1].item(), 3) + 0.0:.3f}"
     )
 
 # %% [markdown]
@@ -424,6 +426,6 @@ for row in record["rows"]:
 # * `ref/length_penalty.py`: the trap in its author's words, and why a negative $k$ raises an error.
 # * `etude figure length-penalty` reproduces Figure 6 and runs all trainings (up to an hour); `etude explore`, page
 #   *Length penalties*, re-ranks real rollouts as you move $k$ and $q$.
-# * `ref/rl.py`, function `reward_terms`: what a rollout is charged for.
+# * `ref/rl.py`, function `compute_reward_terms`: what a rollout is charged for.
 # * Composer 2 technical report, §4.2, on the other behaviour rewards and on what went wrong with them.
 # * Next: lesson 7, what to do when a task outgrows the context.

@@ -43,7 +43,7 @@ import torch
 from lessons.course import check, quick, source, verdicts
 from ref import cpt, dr_grpo, self_summary
 from ref.network import Config, Transformer
-from ref.rl import reward_terms
+from ref.rl import compute_reward_terms
 from ref.rollout import Limits, script_rollout
 from sims import self_summary as experiment
 from sims.microrepo import MicroRepo, Session, demonstration, documents, transcript
@@ -78,15 +78,15 @@ spoken = (
     for task, turns in itertools.islice(shown_episodes(recipe), quick(300, 60))
     for _, text in transcript(task, turns)
 )
-written = itertools.islice(documents(Random(0)), quick(300, 60))
-language = Language(cpt.train_tokenizer(itertools.chain(spoken, written), 600))
-how = chains.chaining(language, limits.trigger, limits.room, limits.longest_summary)
+document_texts = itertools.islice(documents(Random(0)), quick(300, 60))
+language = Language(cpt.train_tokenizer(itertools.chain(spoken, document_texts), 600))
+chaining = chains.make_chaining(language, limits.trigger, limits.room, limits.longest_summary)
 world = replace(recipe, world=replace(recipe.world, depth_mix=limits.depth_mix))
 tasks = list(itertools.islice(task_stream(world, "evaluation"), quick(40, 6)))
 N = recipe.rl.rollouts
 
 
-def played(how):
+def run_episodes(chaining):
     """N episodes of the scripted agent on every task, those of a task side by side, the same turns whatever joins its
     contexts."""
     rng, episodes = Random(1), []
@@ -94,13 +94,16 @@ def played(how):
         lesson = chains.Lesson(
             language, task, demonstration(task, rng, recipe.sft.noise), Random(f"memory-{number}"), chains.Memory()
         )
-        episodes.append(script_rollout(MicroRepo(Session(task)), language, Limits(how), lesson.say))
+        episodes.append(script_rollout(MicroRepo(Session(task)), language, Limits(chaining), lesson.say))
     return episodes
 
 
-episodes = played(how)
+episodes = run_episodes(chaining)
 number = next((i for i, e in enumerate(episodes) if e.metrics["tests"] and len(e.chain.segments) == 3), 0)
-print(f"trigger {how.trigger} tokens, longest summary {how.longest_summary}, no context beyond {how.limit}\n")
+print(
+    f"trigger {chaining.trigger} tokens, longest summary {chaining.longest_summary}, no context beyond "
+    f"{chaining.limit}\n"
+)
 for segment in episodes[number].chain.segments:
     print(f"──── a context of {len(segment.tokens)} tokens")
     kinds = [
@@ -124,29 +127,29 @@ for segment in episodes[number].chain.segments:
 
 # %%
 ways = {
-    "self": how,
-    "separate": replace(how, join="separate"),
-    "truncate": replace(how, join="truncate"),
-    "none": chains.unlimited(how),
+    "self": chaining,
+    "separate": replace(chaining, join="separate"),
+    "truncate": replace(chaining, join="truncate"),
+    "none": chains.unlimited(chaining),
 }
-found = {join: played(way) for join, way in ways.items()}
+episodes_by_join = {join: run_episodes(way) for join, way in ways.items()}
 print("means over chains   contexts  longest  prefill  written  of it summary  saved")
-for join, some in found.items():
-    all_chains = [e.chain for e in some]
+for join, episode_list in episodes_by_join.items():
+    all_chains = [e.chain for e in episode_list]
     longest = max(len(s.tokens) for c in all_chains for s in c.segments)
     counts = [
         sum(map(of, all_chains)) / len(all_chains)
-        for of in (lambda c: c.prefill, lambda c: c.written, lambda c: c.summary_tokens, lambda c: c.saved)
+        for of in (lambda c: c.prefill, lambda c: c.num_sampled_tokens, lambda c: c.summary_tokens, lambda c: c.saved)
     ]
     segments = sum(len(c.segments) for c in all_chains) / len(all_chains)
     print(
         f"{join:18s} {segments:9.2f} {longest:8d} {counts[0]:8.1f} {counts[1]:8.1f} {counts[2]:14.1f} {counts[3]:6.1f}"
     )
-total = {name: sum(getattr(e.chain, name) for e in found["self"]) for name in ("prefill", "saved")}
+total = {name: sum(getattr(e.chain, name) for e in episodes_by_join["self"]) for name in ("prefill", "saved")}
 print(
     f"self: {total['prefill']} tokens of prefill + {total['saved']} saved = {sum(total.values())};  "
     f"separate calls really filled "
-    f"{sum(e.chain.prefill for e in found['separate'])}"
+    f"{sum(e.chain.prefill for e in episodes_by_join['separate'])}"
 )
 
 # %% [markdown]
@@ -159,45 +162,52 @@ print(
 
 # %%
 figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-for (join, some), style in zip(found.items(), ("-", "--", "-.", "-"), strict=True):
+for (join, episode_list), style in zip(episodes_by_join.items(), ("-", "--", "-.", "-"), strict=True):
     ran, across, up = 0, [], []
-    for segment in some[number].chain.segments:
+    for segment in episode_list[number].chain.segments:
         across += [ran, ran + len(segment.tokens)]
         up += [0, len(segment.tokens)]
         ran += len(segment.tokens)
     width, alpha = (5, 0.35) if join == "none" else (1.5, 1.0)  # where they agree, all can be seen
     axes.plot(across, up, style, label=f"{join}: {ran} tokens run", linewidth=width, alpha=alpha)
-axes.axhline(how.trigger, color="grey", linewidth=1)
+axes.axhline(chaining.trigger, color="grey", linewidth=1)
 axes.set(
     xlabel="tokens that the engine ran, prefill included",
     ylabel="length of the context",
     title="One task, four ways (grey: the trigger)",
 )
 axes.legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
-axes.set_ylim(0, 1.45 * max(len(s.tokens) for some in found.values() for s in some[number].chain.segments))
+axes.set_ylim(
+    0,
+    1.45
+    * max(len(s.tokens) for episode_list in episodes_by_join.values() for s in episode_list[number].chain.segments),
+)
 plt.show()
 
 # %% [markdown]
 # ## Exercise 1: count what was saved
 #
-# Write `reused(chain, how)`: over the segments that end in a summary, the tokens that a separate call would have had to
-# run again: its instruction (`how.instruction`), and the old context up to and including the last token that the policy
-# wrote *before* its summary. (The answer and the request after it are read once either way.) A segment has `tokens`,
-# `sampled` and
+# Write `reused(chain, chaining)`: over the segments that end in a summary, the tokens that a separate call would have
+# had to run again: its instruction (`chaining.instruction`), and the old context up to and including the last token
+# that the policy wrote *before* its summary. (The answer and the request after it are read once either way.) A segment
+# has `tokens`, `sampled` and
 # `summary`.
 
 
 # %% tags=["exercise"]
-def reused(chain, how):
+def reused(chain, chaining):
     raise NotImplementedError  # your code
 
 
 # %% tags=["check"]
 def check_1():
     for at, episode in enumerate(episodes):
-        got, kinds = reused(replace(episode.chain, saved=0), how), len(episode.chain.segments)  # counted, not looked up
-        assert got == episode.chain.saved, (
-            f"chain {at}, of {kinds} segments: {episode.chain.saved} tokens are saved, not {got}"
+        actual, kinds = (
+            reused(replace(episode.chain, saved=0), chaining),
+            len(episode.chain.segments),
+        )  # counted, not looked up
+        assert actual == episode.chain.saved, (
+            f"chain {at}, of {kinds} segments: {episode.chain.saved} tokens are saved, not {actual}"
         )
 
 
@@ -205,12 +215,12 @@ check(1, check_1)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def reused(chain, how):
+def reused(chain, chaining):
     total = 0
     for segment in chain.segments:
         if segment.summary.any():
             turns = (segment.sampled & ~segment.summary).nonzero()
-            total += len(how.instruction) + int(turns[-1]) + 1
+            total += len(chaining.instruction) + int(turns[-1]) + 1
     return total
 
 
@@ -244,9 +254,9 @@ tiny = Config.tiny(
     num_experts=4,
     moe_intermediate_size=32,
 )
-some = episodes[: quick(8, 2) * N]
-weight = experiment.one_weight(Transformer(tiny), some, recipe)
-rows = sum(len(e.chain.segments) for e in some)
+episode_list = episodes[: quick(8, 2) * N]
+weight = experiment.one_weight(Transformer(tiny), episode_list, recipe)
+rows = sum(len(e.chain.segments) for e in episode_list)
 print(
     f"{weight['chains']} chains of up to {weight['most_segments']} segments, {rows} rows; distance "
     f"from the gradient with chains as rows:"
@@ -276,22 +286,22 @@ def credit(rewards, episode_chains):
 
 # %% tags=["check"]
 def check_2():
-    some = [e.chain for e in episodes[: 2 * N]]
+    episode_chains = [e.chain for e in episodes[: 2 * N]]
     rewards = torch.arange(2 * N, dtype=torch.float64).square().view(2, N)
-    got = credit(rewards, some)
-    segments = [s for chain in some for s in chain.segments]
-    assert len(got) == len(segments), f"one tensor for each of the {len(segments)} segments, not {len(got)}"
-    for at, (mine, segment) in enumerate(zip(got, segments, strict=True)):
-        assert mine.shape == segment.tokens.shape, (
-            f"segment {at} has {len(segment.tokens)} tokens, your tensor {list(mine.shape)}"
+    actual = credit(rewards, episode_chains)
+    segments = [s for chain in episode_chains for s in chain.segments]
+    assert len(actual) == len(segments), f"one tensor for each of the {len(segments)} segments, not {len(actual)}"
+    for at, (token_credit, segment) in enumerate(zip(actual, segments, strict=True)):
+        assert token_credit.shape == segment.tokens.shape, (
+            f"segment {at} has {len(segment.tokens)} tokens, your tensor {list(token_credit.shape)}"
         )
-        assert not mine[~segment.sampled].any(), (
+        assert not token_credit[~segment.sampled].any(), (
             f"segment {at}: given tokens get credit; a summary that opens a context is given there"
         )
-    owners = [number for number, chain in enumerate(some) for _ in chain.segments]
-    for at, (mine, segment, chain) in enumerate(zip(got, segments, owners, strict=True)):
+    owners = [number for number, chain in enumerate(episode_chains) for _ in chain.segments]
+    for at, (token_credit, segment, chain) in enumerate(zip(actual, segments, owners, strict=True)):
         want = (rewards.flatten()[chain] - rewards[chain // N].mean()).item()
-        away = (mine[segment.sampled] - want).abs().max().item() if segment.sampled.any() else 0.0
+        away = (token_credit[segment.sampled] - want).abs().max().item() if segment.sampled.any() else 0.0
         assert away < 1e-5, (
             f"segment {at}: every token written in it has its chain's advantage, {want:+.2f}; yours "
             f"are off by up to {away:.2g}"
@@ -319,8 +329,8 @@ check(2, check_2)
 
 # %%
 figures = self_summary.demo(self_summary.Demo(chains=quick(64, 8)))
-mean, most, wrote = (figures[name] for name in ("self_segments", "most_segments", "self_written"))
-print(f"{mean:.2f} segments a chain on average, {most:.0f} at most, {wrote:.1f} tokens written")
+mean, max_segments, wrote = (figures[name] for name in ("self_segments", "most_segments", "self_written"))
+print(f"{mean:.2f} segments a chain on average, {max_segments:.0f} at most, {wrote:.1f} tokens written")
 print(
     f"mean advantage of a chain with the baseline over rows: {figures['advantage_over_rows']:+.3f} (over chains: zero)"
 )
@@ -330,7 +340,9 @@ print(
 # rewards are the recipe's: hidden tests, less the price of effort and of invalid calls.
 
 # %%
-rewards = torch.tensor([sum(reward_terms(e, recipe.rl.payment).values()) for e in episodes], dtype=torch.float64)
+rewards = torch.tensor(
+    [sum(compute_reward_terms(e, recipe.rl.payment).values()) for e in episodes], dtype=torch.float64
+)
 numbers = torch.tensor([len(e.chain.segments) for e in episodes])
 owner = torch.arange(len(episodes)) // N
 right = dr_grpo.group_advantages(rewards.view(-1, N)).flatten()
@@ -347,9 +359,11 @@ flipped = (right * faulty < 0) & (right.abs() > 1e-9)
 print(f"advantages that change their sign: {flipped.double().mean():.1%}")
 share = torch.tensor([e.metrics["tests"] for e in episodes], dtype=torch.float64)
 for n in sorted(set(numbers.tolist())):
-    here = numbers == n
-    told = f"{right[here].mean():+.3f} over chains, {faulty[here].mean():+.3f} over rows"
-    print(f"{n} segments: {int(here.sum()):4d} chains, {share[here].mean():.2f} solved, mean advantage {told}")
+    mask = numbers == n
+    advantage_text = f"{right[mask].mean():+.3f} over chains, {faulty[mask].mean():+.3f} over rows"
+    print(
+        f"{n} segments: {int(mask.sum()):4d} chains, {share[mask].mean():.2f} solved, mean advantage {advantage_text}"
+    )
 
 # %% [markdown]
 # Here it mostly goes the other way. Chains of one segment are wrong more often than longer ones: some stopped early,
@@ -386,16 +400,18 @@ def row_bias(rewards, segments):
 
 # %% tags=["check"]
 def check_3():
-    same = row_bias(torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64), torch.tensor([2, 2, 2]))
-    assert abs(float(same)) < 1e-9, f"chains of equally many segments: there is no fault, not {float(same):.3f}"
-    one = row_bias(torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1, 3]))
-    assert abs(float(one) - 0.25) < 1e-9, (
-        f"rewards 1 and 0, segments 1 and 3: rows have mean 1/4, chains 1/2, so 0.25, not {float(one):.3f}"
+    equal_bias = row_bias(torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64), torch.tensor([2, 2, 2]))
+    assert abs(float(equal_bias)) < 1e-9, (
+        f"chains of equally many segments: there is no fault, not {float(equal_bias):.3f}"
+    )
+    unequal_bias = row_bias(torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1, 3]))
+    assert abs(float(unequal_bias) - 0.25) < 1e-9, (
+        f"rewards 1 and 0, segments 1 and 3: rows have mean 1/4, chains 1/2, so 0.25, not {float(unequal_bias):.3f}"
     )
     for g in range(len(tasks)):
-        here = owner == g
-        got, want = float(row_bias(rewards[here], numbers[here])), faulty[here].mean().item()
-        assert abs(got - want) < 1e-9, f"group {g}: the chains' mean advantage is {want:+.4f}, not {got:+.4f}"
+        mask = owner == g
+        actual, want = float(row_bias(rewards[mask], numbers[mask])), faulty[mask].mean().item()
+        assert abs(actual - want) < 1e-9, f"group {g}: the chains' mean advantage is {want:+.4f}, not {actual:+.4f}"
 
 
 check(3, check_3)

@@ -63,13 +63,13 @@ source(router_replay.replay, router_replay.gates)
 # Four experts, two of them chosen; the sampler took 0 and 2:
 
 # %%
-scores, taken = torch.tensor([[2.0, 1.9, 0.5, -1.0]]), torch.tensor([[0, 2]])
+scores, sampler_experts = torch.tensor([[2.0, 1.9, 0.5, -1.0]]), torch.tensor([[0, 2]])
 print(f"probabilities {[round(p, 3) for p in scores.softmax(-1)[0].tolist()]}; the router's own two are 0 and 1")
 for alpha in (0.0, 0.2, 0.25, 1.0):
-    chosen = router_replay.replay(scores, taken, 2, alpha)
+    experts = router_replay.replay(scores, sampler_experts, 2, alpha)
     print(
-        f"α = {alpha:4.2f}: experts {chosen[0].tolist()}, gates "
-        f"{[round(g, 3) for g in router_replay.gates(scores, chosen)[0].tolist()]}"
+        f"α = {alpha:4.2f}: experts {experts[0].tolist()}, gates "
+        f"{[round(g, 3) for g in router_replay.gates(scores, experts)[0].tolist()]}"
     )
 
 # %% [markdown]
@@ -92,13 +92,13 @@ def check_1():
     scores = torch.randn(200, 8, dtype=torch.float64, generator=generator)
     replayed = torch.rand(200, 8, generator=generator).argsort(-1)[:, :3]
     for alpha in (0.0, 0.3, 0.7, 1.0):
-        got = plausible(scores, replayed, 3, alpha)
-        assert got.shape == replayed.shape, (
-            f"an answer for each replayed expert, {list(replayed.shape)}, not {list(got.shape)}"
+        actual = plausible(scores, replayed, 3, alpha)
+        assert actual.shape == replayed.shape, (
+            f"an answer for each replayed expert, {list(replayed.shape)}, not {list(actual.shape)}"
         )
-        there = (router_replay.replay(scores, replayed, 3, alpha)[:, None] == replayed[:, :, None]).any(-1)
-        assert (got == there).all(), (
-            f"α = {alpha}: {int((got != there).sum())} of {replayed.numel()} experts are judged otherwise"
+        expected = (router_replay.replay(scores, replayed, 3, alpha)[:, None] == replayed[:, :, None]).any(-1)
+        assert (actual == expected).all(), (
+            f"α = {alpha}: {int((actual != expected).sum())} of {replayed.numel()} experts are judged otherwise"
         )
 
 
@@ -129,34 +129,36 @@ sampler = Sampler(trainer, torch.bfloat16, rounding=fp8_rows)
 talks = [
     partial(Talk, Parrot([1 + n, 2, 3], answer=[5, 6, 7], turns=1000)) for n in range(quick(96, 8))
 ]  # three tokens answer whatever is said
-played = rollout(sampler, talks, Ids(), Limits(single(96)), seeds=torch.Generator().manual_seed(0))
-rollouts = [one.chain.segments[0] for one in played]
+full_rollouts = rollout(sampler, talks, Ids(), Limits(single(96)), seeds=torch.Generator().manual_seed(0))
+rollouts = [rollout.chain.segments[0] for rollout in full_rollouts]
 ways = {"own": ("none", 0.0), "plain": ("plain", 0.0)} | {f"α={a:g}": ("filtered", a) for a in (0.5, 0.75, 0.9, 1.0)}
 
 
-def told(rollouts):
+def compare_engines(rollouts):
     """Compares the engines and prints the mismatch of each way, in nats."""
-    found = engines.compare(trainer, rollouts, ways)
+    comparison = engines.compare(trainer, rollouts, ways)
     print(f"{'experts':8s}{'p50':>9s}{'p99':>9s}{'max':>9s}   ratio outside 0.8 to 1.2   replayed experts dropped")
     for at, way in enumerate(ways):
-        gap = torch.from_numpy(found["gap"][way])
-        far = router_replay.mismatch(-gap, torch.zeros_like(gap), torch.ones(len(gap), dtype=torch.bool))
+        gap = torch.from_numpy(comparison["gap"][way])
+        mismatch = router_replay.mismatch(-gap, torch.zeros_like(gap), torch.ones(len(gap), dtype=torch.bool))
         outside = ((gap < -math.log(1.2)) | (gap > -math.log(0.8))).double().mean()
-        dropped = f"{found['dropped'][:, at].mean():.2%}" if way != "own" else "–"
-        print(f"{way:8s}{far['p50']:9.3f}{far['p99']:9.3f}{far['max']:9.3f}{outside:22.1%}{dropped:>27s}")
-    return found
+        dropped = f"{comparison['dropped'][:, at].mean():.2%}" if way != "own" else "–"
+        print(
+            f"{way:8s}{mismatch['p50']:9.3f}{mismatch['p99']:9.3f}{mismatch['max']:9.3f}{outside:22.1%}{dropped:>27s}"
+        )
+    return comparison
 
 
-found = told(rollouts)
-decisions, tokens = found["shares"].mean(0)[[0, -1]]
-moved = found["moved"]
+comparison = compare_engines(rollouts)
+decisions, tokens = comparison["shares"].mean(0)[[0, -1]]
+moved = comparison["moved"]
 L = shape.num_hidden_layers
 print(
     f"\nthe engines differ in {decisions:.1%} of the chosen experts, and at {tokens:.1%} of the "
     f"positions in at least one of {L} layers"
 )
 for way in ("own", "plain"):
-    size = np.abs(found["gap"][way])
+    size = np.abs(comparison["gap"][way])
     print(
         f"{way:6s} mean |log π − log μ|: {size[moved].mean():.3f} nats where some expert differs, "
         f"{size[~moved].mean():.3f} elsewhere"
@@ -182,12 +184,12 @@ for way in ("own", "plain"):
 # step we compute the log-probs, with the experts that the weights choose and with those that were recorded:
 
 # %%
-one = rollouts[0]
+first_rollout = rollouts[0]
 walker = Transformer(shape).double()
 exact = {name: p.detach().double() for name, p in trainer.named_parameters()}
 coarse = {name: p.detach().double() for name, p in sampler.model.named_parameters()}
 recorded = [
-    torch.cat((one.experts[:, layer].long(), torch.arange(2)[None])) for layer in range(L)
+    torch.cat((first_rollout.experts[:, layer].long(), torch.arange(2)[None])) for layer in range(L)
 ]  # the last predicts nothing
 
 
@@ -195,18 +197,18 @@ recorded = [
 def walk(at, experts=None):
     """Log-probs [T − 1] and experts [L][T, K] a share `at` of the way from sampler to trainer."""
     walker.load_state_dict({name: coarse[name] + at * (exact[name] - coarse[name]) for name in exact})
-    out = walker(one.tokens[None], logits=False, experts=experts)
-    return walker.logprob(out.hidden[0, :-1], one.tokens[1:]), out.experts
+    out = walker(first_rollout.tokens[None], logits=False, experts=experts)
+    return walker.logprob(out.hidden[0, :-1], first_rollout.tokens[1:]), out.experts
 
 
 places = np.linspace(0, 1, quick(81, 11))
 own, replayed = (torch.stack([walk(at, experts)[0] for at in places]) for experts in (None, recorded))
-steps = (own[1:] - own[:-1]).abs() * one.sampled[1:]
+steps = (own[1:] - own[:-1]).abs() * first_rollout.sampled[1:]
 place, token = divmod(int(steps.argmax()), steps.shape[1])
 print(
     f"largest change of a sampled token's log-prob in one of {len(places) - 1} steps: "
     f"{steps.max():.3f} nats with own experts, "
-    f"{((replayed[1:] - replayed[:-1]).abs() * one.sampled[1:]).max():.3f} replayed"
+    f"{((replayed[1:] - replayed[:-1]).abs() * first_rollout.sampled[1:]).max():.3f} replayed"
 )
 
 low, high = places[place], places[place + 1]
@@ -218,14 +220,14 @@ for _ in range(30):  # halve the step, keep the half with the jump
         high, after = middle, value
     else:
         low, before = middle, value
-apart = max(((high - low) * (exact[name] - coarse[name])).abs().max().item() for name in exact)
+max_difference = max(((high - low) * (exact[name] - coarse[name])).abs().max().item() for name in exact)
 changed = [
     layer
     for layer, (a, b) in enumerate(zip(walk(low)[1], walk(high)[1], strict=True))
     if set(a[token].tolist()) != set(b[token].tolist())
 ]
 print(
-    f"two sets of weights, no weight further apart than {apart:.0e}: log-probs {before:.3f} and "
+    f"two sets of weights, no weight further apart than {max_difference:.0e}: log-probs {before:.3f} and "
     f"{after:.3f}, a factor of "
     f"{(after - before).abs().exp():.1f} in probability; experts change in layers {changed}"
 )
@@ -279,10 +281,10 @@ def per_layer(share, layers):
 # %% tags=["check"]
 def check_2():
     for share, layers in ((0.94, 48), (0.2, 4), (0.5, 1)):
-        got = per_layer(share, layers)
-        back = engines.independent(np.full(layers, got))
+        actual = per_layer(share, layers)
+        back = engines.independent(np.full(layers, actual))
         assert abs(back - share) < 1e-9, (
-            f"{layers} layers that each differ in {got:.4f} of the tokens make {back:.4f}, not {share}"
+            f"{layers} layers that each differ in {actual:.4f} of the tokens make {back:.4f}, not {share}"
         )
 
 
@@ -303,7 +305,7 @@ check(2, check_2)
 
 # %%
 print(f"{engines.independent(np.array([0.1]), 48):.3f} of the tokens")
-layers = found["shares"].mean(0)[1 : 1 + L]
+layers = comparison["shares"].mean(0)[1 : 1 + L]
 print(
     f"here: by layer {', '.join(f'{share:.3f}' for share in layers)} of the sets of experts differ, "
     f"{decisions:.3f} of the experts in them"
@@ -340,13 +342,13 @@ def check_3():
     experts = torch.rand(5, 6, generator=generator).argsort(-1)[:, :2]
     leaf = scores.clone().requires_grad_()
     (want,) = torch.autograd.grad((router_replay.gates(leaf, experts) * values).sum(), leaf)
-    got = router_gradient(scores, experts, values)
-    assert got.shape == scores.shape, (
-        f"a gradient has the shape of the scores, {list(scores.shape)}, not {list(got.shape)}"
+    actual = router_gradient(scores, experts, values)
+    assert actual.shape == scores.shape, (
+        f"a gradient has the shape of the scores, {list(scores.shape)}, not {list(actual.shape)}"
     )
-    chosen = torch.zeros(5, 6, dtype=torch.bool).scatter_(1, experts, True)
-    assert not got[~chosen].any(), "an expert that was not chosen is in no gate: its score has no gradient"
-    off = (got - want).abs().max()
+    expert_mask = torch.zeros(5, 6, dtype=torch.bool).scatter_(1, experts, True)
+    assert not actual[~expert_mask].any(), "an expert that was not chosen is in no gate: its score has no gradient"
+    off = (actual - want).abs().max()
     assert off < 1e-9, (
         f"off by {off:.2g}; is the sign right? a gate also depends on the scores of the other chosen experts"
     )
@@ -381,7 +383,7 @@ filler = torch.arange(2).expand(len(batch), 1, 2)
 picked = [torch.cat((torch.stack([r.experts[:, n].long() for r in batch]), filler), 1).flatten(0, 1) for n in range(L)]
 
 
-def asked(experts, constant):
+def measure_router_gradient(experts, constant):
     """The mean log-prob, and the norm of its gradient with respect to all routers' weights."""
     network = copy.deepcopy(trainer)
     routers = [layer.mlp.gate for layer in network.layers]
@@ -396,16 +398,16 @@ def asked(experts, constant):
     )
 
 
-for name, *how in (
+for name, *arguments in (
     ("own experts", None, False),
     ("replayed, gates recomputed", picked, False),
     ("replayed, gates constant", picked, True),
 ):
-    mean, norm = asked(*how)
+    mean, norm = measure_router_gradient(*arguments)
     print(f"{name:28s} mean log-prob {mean:.6f}, gradient at the routers {norm:.4f}")
 leaf = scores.clone().requires_grad_()
 for normalise in (True, False):
-    gate = router_replay.gates(leaf, taken[:, :1], normalise)
+    gate = router_replay.gates(leaf, sampler_experts[:, :1], normalise)
     (gradient,) = torch.autograd.grad(gate.sum(), leaf)
     print(
         f"one expert a token, normalise={normalise}: gate {gate.item():.3f}, gradient "
@@ -423,7 +425,7 @@ for normalise in (True, False):
 # position, you are off by one, and everything still has the right shape. Shift the recorded experts by one position:
 
 # %%
-shifted = told([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout in rollouts])
+shifted = compare_engines([replace(rollout, experts=rollout.experts.roll(1, 0)) for rollout in rollouts])
 
 # %% [markdown]
 # Misplaced replay is far worse than none. Now the filter earns its keep: it throws out what this router cannot believe,

@@ -52,8 +52,8 @@ print(
 )
 for T in (1_000, 4_000, 16_000, 64_000, 256_000):
     print(f"{T:8,d} tokens: attention is {cost.quadratic * T**2 / cost(torch.tensor([T])).item():4.0%} of the work")
-many, one = cost(torch.full((32,), 1000)).sum().item(), cost(torch.tensor([32_000])).item()
-print(f"one rollout of 32,000 tokens costs {one / many:.2f} times what 32 of 1,000 cost")
+short_cost, long_cost = cost(torch.full((32,), 1000)).sum().item(), cost(torch.tensor([32_000])).item()
+print(f"one rollout of 32,000 tokens costs {long_cost / short_cost:.2f} times what 32 of 1,000 cost")
 
 # %% [markdown]
 # ## Dealing
@@ -91,8 +91,8 @@ def bound(costs, rank_of, ranks):
 # %% tags=["check"]
 def check_1():
     hand = torch.tensor([1.0, 5.0, 3.0, 3.0])
-    got = bound(hand, packing.balance(hand, 2), 2)
-    assert abs(got - 6.5) < 1e-12, f"both ranks have 6, the first of them 5 and 1: 6 + ½ · 1, not {got}"
+    actual = bound(hand, packing.balance(hand, 2), 2)
+    assert abs(actual - 6.5) < 1e-12, f"both ranks have 6, the first of them 5 and 1: 6 + ½ · 1, not {actual}"
     three = torch.full((3,), 2.0)
     assert abs(bound(three, packing.balance(three, 2), 2) - 4.0) < 1e-12, (
         "three equal costs on two ranks: 3 + ½ · 2, and it is met exactly"
@@ -102,12 +102,12 @@ def check_1():
         costs = torch.rand(100, dtype=torch.float64, generator=generator).square()
         rank_of = packing.balance(costs, ranks)
         fullest = packing.imbalance(costs, rank_of, ranks) * costs.sum().item() / ranks
-        got = bound(costs, rank_of, ranks)
-        assert fullest <= got + 1e-9, (
-            f"on {ranks} ranks the fullest has {fullest:.4f}, more than your bound of {got:.4f}"
+        actual = bound(costs, rank_of, ranks)
+        assert fullest <= actual + 1e-9, (
+            f"on {ranks} ranks the fullest has {fullest:.4f}, more than your bound of {actual:.4f}"
         )
-        assert got < 1.2 * fullest, (
-            f"on {ranks} ranks your bound, {got:.3f}, is far over the fullest rank's {fullest:.3f}"
+        assert actual < 1.2 * fullest, (
+            f"on {ranks} ranks your bound, {actual:.3f}, is far over the fullest rank's {fullest:.3f}"
         )
 
 
@@ -134,7 +134,7 @@ check(1, check_1)
 ranks, generator = 64, torch.Generator().manual_seed(0)
 lengths = (1800 * torch.exp(1.5 * torch.randn(16 * ranks, generator=generator))).long().clamp(1, 40_000)
 costs = cost(lengths)
-dealt = {
+assignments = {
     "in turn": torch.arange(len(lengths)) % ranks,
     "by tokens": packing.balance(lengths.double(), ranks),
     "by cost": packing.balance(costs, ranks),
@@ -143,8 +143,8 @@ sigmas = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 demo = packing.demo(packing.Demo(sigmas=sigmas, draws=quick(20, 2)))
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-styles = dict(zip(dealt, (("#E69F00", "-", "^"), ("#0072B2", "--", "s"), ("#009E73", "-", "o")), strict=True))
-for name, rank_of in dealt.items():
+styles = dict(zip(assignments, (("#E69F00", "-", "^"), ("#0072B2", "--", "s"), ("#009E73", "-", "o")), strict=True))
+for name, rank_of in assignments.items():
     colour, dash, mark = styles[name]
     loads = torch.zeros(ranks, dtype=torch.float64).index_add_(0, rank_of, costs)
     left.plot((loads / loads.mean()).sort().values, dash, color=colour, label=name)
@@ -167,9 +167,9 @@ right.set(
 for axes in (left, right):
     axes.legend(frameon=False)
 plt.show()
-for name, rank_of in dealt.items():
+for name, rank_of in assignments.items():
     print(f"{name:10s} the step is {packing.imbalance(costs, rank_of, ranks):.3f} times as long as it need be")
-print(f"the bound, by cost: {bound(costs, dealt['by cost'], ranks) / costs.sum().item() * ranks:.3f}")
+print(f"the bound, by cost: {bound(costs, assignments['by cost'], ranks) / costs.sum().item() * ranks:.3f}")
 
 # %% [markdown]
 # **Your prediction:** the long rollout costs 2.9 times as much as the 32 short ones, and a step dealt in turn also
@@ -204,9 +204,9 @@ def check_2():
         ([4, 4, 4, 3], 2, 8),
     )
     for costs, ranks, least in instances:
-        got = best(torch.tensor(costs, dtype=torch.float64), ranks)
-        assert abs(got - least) < 1e-12, (
-            f"dealt as well as can be, {costs} on {ranks} ranks give the fullest {least}, not {got}"
+        actual = best(torch.tensor(costs, dtype=torch.float64), ranks)
+        assert abs(actual - least) < 1e-12, (
+            f"dealt as well as can be, {costs} on {ranks} ranks give the fullest {least}, not {actual}"
         )
     generator = torch.Generator().manual_seed(2)
     for ranks in (2, 3):
@@ -234,12 +234,12 @@ check(2, check_2)
 
 # %%
 for costs_of, ranks_of in ((torch.tensor([3.0, 3, 2, 2, 2]), 2), (torch.tensor([5.0, 5, 4, 4, 3, 3, 3]), 3)):
-    found = (
+    rule_load = (
         packing.imbalance(costs_of, packing.balance(costs_of, ranks_of), ranks_of) * costs_of.sum().item() / ranks_of
     )
     print(
-        f"R = {ranks_of}: rule {found:.0f}, best {best(costs_of, ranks_of):.0f}, ratio "
-        f"{found / best(costs_of, ranks_of):.4f}, "
+        f"R = {ranks_of}: rule {rule_load:.0f}, best {best(costs_of, ranks_of):.0f}, ratio "
+        f"{rule_load / best(costs_of, ranks_of):.4f}, "
         f"4/3 − 1/(3R) = {4 / 3 - 1 / (3 * ranks_of):.4f}"
     )
 
@@ -322,14 +322,14 @@ def filled(lengths, width):
 
 # %% tags=["check"]
 def check_4():
-    got = filled(torch.tensor([3, 5, 4, 4]), 8)
-    assert got == 1.0, f"3 + 5 and 4 + 4 fill two rows of 8, so the share is 1, not {got}"
-    got = filled(torch.tensor([5, 5, 5]), 8)
-    assert abs(got - 15 / 24) < 1e-6, (
-        f"no two of three sequences of 5 fit in a row of 8: three rows, 15/24 full, not {got}"
+    actual = filled(torch.tensor([3, 5, 4, 4]), 8)
+    assert actual == 1.0, f"3 + 5 and 4 + 4 fill two rows of 8, so the share is 1, not {actual}"
+    actual = filled(torch.tensor([5, 5, 5]), 8)
+    assert abs(actual - 15 / 24) < 1e-6, (
+        f"no two of three sequences of 5 fit in a row of 8: three rows, 15/24 full, not {actual}"
     )
-    some = lengths[lengths <= 8192]
-    assert filled(some, 8192) > 0.98, "so many sequences leave hardly anything empty"
+    short_lengths = lengths[lengths <= 8192]
+    assert filled(short_lengths, 8192) > 0.98, "so many sequences leave hardly anything empty"
 
 
 check(4, check_4)
@@ -344,10 +344,11 @@ def filled(lengths, width):
 check(4, check_4)
 
 # %%
-some = lengths[lengths <= 8192]
+short_lengths = lengths[lengths <= 8192]
 print(
-    f"{len(some)} sequences in rows of 8,192: {filled(some, 8192):.1%} of the places hold a token; one "
-    f"a row: {some.double().mean() / 8192:.1%}"
+    f"{len(short_lengths)} sequences in rows of 8,192: {filled(short_lengths, 8192):.1%} of the places "
+    f"hold a token; one "
+    f"a row: {short_lengths.double().mean() / 8192:.1%}"
 )
 
 # %% [markdown]
@@ -389,8 +390,8 @@ print("without document numbers:", ", ".join(f"{x:.0e}" for x in away(model(ids)
 
 # %%
 hidden = model(ids, doc=doc, logits=False).hidden
-for name, told in (("with", doc), ("without", None)):
-    loss, scored = cpt.next_token_loss(model, hidden, ids, told)
+for name, doc_ids in (("with", doc), ("without", None)):
+    loss, scored = cpt.next_token_loss(model, hidden, ids, doc_ids)
     print(
         f"{name:8s} document numbers: {scored:.0f} targets; three sequences have "
         f"{sum(len(part) - 1 for part in sequences)}"

@@ -67,11 +67,11 @@ def nearest(x):
 # %% tags=["check"]
 def check_1():
     x = torch.cat((torch.linspace(-7, 7, 57), torch.randn(500, generator=torch.Generator().manual_seed(0)) * 3))
-    wanted, got = formats.e2m1_decode(formats.e2m1_encode(x)), nearest(x)
-    assert got.shape == x.shape, f"as many values as numbers, {list(x.shape)}, not {list(got.shape)}"
-    wrong = (got != wanted).nonzero()
+    expected, actual = formats.e2m1_decode(formats.e2m1_encode(x)), nearest(x)
+    assert actual.shape == x.shape, f"as many values as numbers, {list(x.shape)}, not {list(actual.shape)}"
+    wrong = (actual != expected).nonzero()
     assert not len(wrong), (
-        f"{x[wrong[0, 0]]:g} is nearest to {wanted[wrong[0, 0]]:g}, not {got[wrong[0, 0]]:g} "
+        f"{x[wrong[0, 0]]:g} is nearest to {expected[wrong[0, 0]]:g}, not {actual[wrong[0, 0]]:g} "
         f"({len(wrong)} of {len(x)} differ)"
     )
 
@@ -108,11 +108,11 @@ packed, blocks, s = quant.nvfp4_quantize(token)
 print(
     f"s = {s.item():.3e}   block scales {formats.e4m3_decode(blocks)[0].tolist()}   bytes of values: {packed.shape[1]}"
 )
-seen = quant.nvfp4_dequantize(packed, blocks, s)
+dequantized_token = quant.nvfp4_dequantize(packed, blocks, s)
 for number in range(2):
-    some = slice(16 * number, 16 * number + 16)
-    print(f"block {number}:  was", " ".join(f"{v:6.2f}" for v in token[0, some].tolist()))
-    print("          is ", " ".join(f"{v:6.2f}" for v in seen[0, some].tolist()))
+    block_slice = slice(16 * number, 16 * number + 16)
+    print(f"block {number}:  was", " ".join(f"{v:6.2f}" for v in token[0, block_slice].tolist()))
+    print("          is ", " ".join(f"{v:6.2f}" for v in dequantized_token[0, block_slice].tolist()))
 
 # %% [markdown]
 # The outlier in the first block costs its fifteen neighbours most of their precision: nine of them become zero, and the
@@ -151,14 +151,14 @@ def bits(form, width):
 
 # %% tags=["check"]
 def check_2():
-    for form, width, wanted in (
+    for form, width, expected in (
         ("mxfp8", 256, 8.25),
         ("fp8", 256, 8.25),
         ("nvfp4-token", 256, 4.625),
         ("nvfp4-token", 2048, 4.515625),
     ):
-        got = bits(form, width)
-        assert abs(got - wanted) < 1e-9, f"{form}, {width} wide: {wanted} bits a number, not {got}"
+        actual = bits(form, width)
+        assert abs(actual - expected) < 1e-9, f"{form}, {width} wide: {expected} bits a number, not {actual}"
 
 
 check(2, check_2)
@@ -211,10 +211,12 @@ def check_3():
     x, grad, weight = (torch.randn(shape, generator=generator) for shape in ((96, 64), (96, 48), (48, 64)))
     for form in ("mxfp8", "nvfp4-token", "fp8"):
         weight.requires_grad_()
-        (wanted,) = torch.autograd.grad(quant.linear(x, weight, "bfloat16", form), weight, grad)
-        got = weight_gradient(x, grad, form)
-        assert got.shape == wanted.shape, f"the shape of the weight, {list(wanted.shape)}, not {list(got.shape)}"
-        away = ((got - wanted).norm() / wanted.norm()).item()
+        (expected,) = torch.autograd.grad(quant.linear(x, weight, "bfloat16", form), weight, grad)
+        actual = weight_gradient(x, grad, form)
+        assert actual.shape == expected.shape, (
+            f"the shape of the weight, {list(expected.shape)}, not {list(actual.shape)}"
+        )
+        away = ((actual - expected).norm() / expected.norm()).item()
         assert away < 1e-6, f"{form}: off by {away:.1e} of its size; along which axis does this product sum?"
 
 
@@ -240,31 +242,41 @@ check(3, check_3)
 root = tiny_run()
 settings = low_precision.Experiment(run=str(root), rows=quick(16, 3), companions=quick(7, 2), resamples=quick(200, 20))
 recipe = policies.read_config(root)
-held = [torch.from_numpy(part[: settings.rows]) for part in low_precision.text_of(settings, root)]
+heldout_rows = [torch.from_numpy(part[: settings.rows]) for part in low_precision.text_of(settings, root)]
 
 
 def parts(run):
     stage = run.stage("measure", total=1 + len(low_precision.LEAKS), unit="parts")
-    return low_precision.measured(stage, settings, root, recipe, held)
+    return low_precision.measure_parts(stage, settings, root, recipe, heldout_rows)
 
 
-found = run(parts)
+measurements = run(parts)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
 colours = ("#0072B2", "#009E73", "#E69F00", "#D55E00")
 for number, (form, colour) in enumerate(zip(low_precision.FORMS[1:], colours, strict=True)):
     at = [place + 0.2 * (number - 1.5) for place in range(len(quantised.KINDS))]
-    left.bar(at, [found["noise"][kind][form]["sqnr"] for kind in quantised.KINDS], 0.19, color=colour, label=form)
+    left.bar(
+        at, [measurements["noise"][kind][form]["sqnr"] for kind in quantised.KINDS], 0.19, color=colour, label=form
+    )
 left.set_xticks(range(len(quantised.KINDS)), quantised.KINDS)
 left.set(ylabel="signal to noise, dB", ylim=(0, 58), title="What is left of the operands")
-for how, label, mark, aside in (
+for variant, label, mark, aside in (
     ("later", "another last token", "o", -0.12),
     ("batch", "other rows in the batch", "s", 0.12),
 ):
-    at = [place + aside for place in range(len(found["moved"]))]
-    right.plot(at, [max(max(sizes[how]), 1e-8) for sizes in found["moved"].values()], mark, markersize=8, label=label)
+    at = [place + aside for place in range(len(measurements["moved"]))]
+    right.plot(
+        at,
+        [max(max(sizes[variant]), 1e-8) for sizes in measurements["moved"].values()],
+        mark,
+        markersize=8,
+        label=label,
+    )
 right.axhline(1e-8, color="black", linewidth=0.8, label="did not move at all")
 right.axhline(low_precision.LEAST, color="grey", linestyle=":", label="counts as moved")
-right.set_xticks(range(len(found["moved"])), [name.replace("nvfp4-", "nvfp4-\n") for name in found["moved"]])
+right.set_xticks(
+    range(len(measurements["moved"])), [name.replace("nvfp4-", "nvfp4-\n") for name in measurements["moved"]]
+)
 right.set(yscale="log", ylim=(2e-9, 1e4), ylabel="largest |Δ log p|, nats", title="Log-probs that should stay")
 for axes in (left, right):
     axes.legend(frameon=False, fontsize=8.5, ncols=2)
@@ -340,9 +352,9 @@ check(4, check_4)
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def sees_the_future(function):
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(6))
-    other = x.clone()
-    other[-1] = 100 * x[-1]
-    return not torch.equal(function(x)[:-1], function(other)[:-1])
+    changed_x = x.clone()
+    changed_x[-1] = 100 * x[-1]
+    return not torch.equal(function(x)[:-1], function(changed_x)[:-1])
 
 
 check(4, check_4)
@@ -361,7 +373,9 @@ check(4, check_4)
 # %%
 for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
     wide = torch.randn(quick(4000, 200), 1024, generator=torch.Generator().manual_seed(7)).to(dtype).float()
-    exact, fast = (quant.nvfp4_dequantize(*quant.nvfp4_quantize(wide, division=how)) for how in ("ieee", "fast"))
+    exact, fast = (
+        quant.nvfp4_dequantize(*quant.nvfp4_quantize(wide, division=division)) for division in ("ieee", "fast")
+    )
     jump = ((exact - fast).abs() / wide.abs())[exact != fast]
     print(f"{name:8s} of {wide.numel():,} normal numbers {len(jump):5d} come out otherwise", end="")
     print(f", by {jump.median():.0%} of themselves at the median" if len(jump) else "")
@@ -405,8 +419,8 @@ print(f"decoded first, or scaled by block: {(product - decoded).abs().max():.1e}
 # %%
 verdicts("low-precision")
 print()
-for one in claims("low-precision"):
-    print(f"{one['name']}: {one['note']}")
+for claim in claims("low-precision"):
+    print(f"{claim['name']}: {claim['note']}")
 
 # %% [markdown]
 # Read the notes of the first two: in float32 a few rows moved under a scale per token too, by hundredths of a nat. The

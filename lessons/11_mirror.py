@@ -48,7 +48,7 @@ from ref.network import Config, Transformer
 from scaled.network import model as network
 from scaled.network.dispatch import on_owners
 from scaled.runtime import comm, sharding
-from scaled.runtime.comm import Traffic, sum_over, summed, total
+from scaled.runtime.comm import Traffic, all_reduce_sum, sum_over, total
 from scaled.runtime.cut import cut, joined, places
 from scaled.runtime.mesh import current
 
@@ -79,13 +79,13 @@ LAYOUTS = {
 }
 
 
-def who():
+def get_mesh_coordinates():
     """This rank's place on each axis of the mesh."""
     return {axis: f"{current().group(axis).rank} of {current().group(axis).size}" for axis in ("dp", "cp", "ep", "all")}
 
 
 for name, layout in LAYOUTS.items():
-    for rank, places_of in enumerate(two.run(layout, who)):
+    for rank, places_of in enumerate(two.run(layout, get_mesh_coordinates)):
         print(f"{name:15s} rank {rank}:  " + "   ".join(f"{axis} {place}" for axis, place in places_of.items()))
 
 # %% [markdown]
@@ -98,7 +98,7 @@ for name, layout in LAYOUTS.items():
 source(cut, places)
 
 
-def held():
+def get_own_places():
     """Which places of a batch of 4 rows of 16 tokens are this rank's."""
     return cut(torch.arange(64).view(4, 16)).flatten()
 
@@ -106,8 +106,8 @@ def held():
 figure, panels = plt.subplots(1, 2, figsize=(9, 1.9), layout="constrained")
 for axes, name in zip(panels, ("dp = 2", "cp = 2"), strict=True):
     owner = torch.zeros(64)
-    for rank, mine in enumerate(two.run(LAYOUTS[name], held)):
-        owner[mine] = rank
+    for rank, own_places in enumerate(two.run(LAYOUTS[name], get_own_places)):
+        owner[own_places] = rank
     axes.imshow(owner.view(4, 16).numpy(), cmap="cividis", aspect="auto")
     axes.set(title=f"{name}: rank 0 dark, rank 1 light", xlabel="token", ylabel="row", yticks=range(4))
 plt.show()
@@ -135,21 +135,21 @@ mask = torch.rand(B, T, generator=generator) < 0.6
 
 def policy(logp, behavior, advantages, mask):
     """Loss of this rank's shard, and the whole gradient."""
-    mine = cut(logp).clone().requires_grad_()
-    loss = scaled.dr_grpo.policy_loss(mine, cut(behavior), cut(advantages), cut(mask), budget=48)
+    own_logp = cut(logp).clone().requires_grad_()
+    loss = scaled.dr_grpo.policy_loss(own_logp, cut(behavior), cut(advantages), cut(mask), budget=48)
     loss.backward()
-    return loss.detach(), joined(mine.grad)
+    return loss.detach(), joined(own_logp.grad)
 
 
-whole = logp.clone().requires_grad_()
-wanted = ref.dr_grpo.policy_loss(whole, behavior, advantages, mask, budget=48)
-wanted.backward()
-print(f"ref, the whole batch:   loss {wanted.item():+.15f}")
+full_logp = logp.clone().requires_grad_()
+expected_loss = ref.dr_grpo.policy_loss(full_logp, behavior, advantages, mask, budget=48)
+expected_loss.backward()
+print(f"ref, the whole batch:   loss {expected_loss.item():+.15f}")
 for name in ("dp = 2", "cp = 2"):
     for rank, (loss, gradient) in enumerate(two.run(LAYOUTS[name], policy, logp, behavior, advantages, mask)):
         print(
             f"scaled, {name}, rank {rank}: loss {loss.item():+.15f}, gradient off by "
-            f"{(gradient - whole.grad).abs().max():.0e}"
+            f"{(gradient - full_logp.grad).abs().max():.0e}"
         )
 
 # %% [markdown]
@@ -169,10 +169,10 @@ source(comm.Total, total, comm.SumOver, sum_over)
 # %%
 def square_sum(x, function):
     """Σ x² over all ranks, and its gradient, with either of the two."""
-    mine = cut(x).clone().requires_grad_()
-    value = (total if function == "total" else sum_over)(mine.square().sum(), "all")
+    own_x = cut(x).clone().requires_grad_()
+    value = (total if function == "total" else sum_over)(own_x.square().sum(), "all")
     value.backward()
-    return value.item(), joined(mine.grad)
+    return value.item(), joined(own_x.grad)
 
 
 x = torch.arange(1.0, 5.0, dtype=torch.float64)
@@ -185,7 +185,7 @@ for function in ("total", "sum_over"):
 #
 # Write `mean_nll(nll, scored)`: from this rank's losses per token [b, t] and a mask of those that count, the mean over
 # all ranks' counted tokens. Every rank has to return the same value, and its backward pass has to leave the gradient of
-# that mean. `total` and `summed` (a sum over ranks without gradient) are all that you need.
+# that mean. `total` and `all_reduce_sum` (a sum over ranks without gradient) are all that you need.
 
 
 # %% tags=["exercise"]
@@ -195,10 +195,10 @@ def mean_nll(nll, scored):
 
 # %% tags=["check"]
 def mean_on_ranks(nll, scored):
-    mine = cut(nll).clone().requires_grad_()
-    value = mean_nll(mine, cut(scored))
+    own_nll = cut(nll).clone().requires_grad_()
+    value = mean_nll(own_nll, cut(scored))
     value.backward()
-    return value.item(), joined(mine.grad)
+    return value.item(), joined(own_nll.grad)
 
 
 def check_1():
@@ -223,7 +223,7 @@ check(1, check_1)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def mean_nll(nll, scored):
-    return total((nll * scored).sum() / summed(scored.sum()))
+    return total((nll * scored).sum() / all_reduce_sum(scored.sum()))
 
 
 check(1, check_1)
@@ -234,7 +234,7 @@ check(1, check_1)
 # The $N$ rollouts of a prompt may be spread over several ranks. Write `advantages_here(rewards)`: rewards [G, n] of
 # this rank's rollouts of G groups (n differs between ranks, and may be 0) → reward minus the mean of the *whole* group.
 # Do not use
-# `scaled.dr_grpo`; `summed(x, "dp")` is enough.
+# `scaled.dr_grpo`; `all_reduce_sum(x, "dp")` is enough.
 
 
 # %% tags=["exercise"]
@@ -246,17 +246,19 @@ def advantages_here(rewards):
 def groups_on_ranks(rewards, sizes):
     """The columns of `rewards`, so many of them on each rank."""
     rank = current().group("dp").rank
-    mine = rewards[:, sum(sizes[:rank]) : sum(sizes[: rank + 1])]
-    return advantages_here(mine)
+    own_rewards = rewards[:, sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+    return advantages_here(own_rewards)
 
 
 def check_2():
     rewards = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    wanted = ref.dr_grpo.group_advantages(rewards)
+    expected = ref.dr_grpo.group_advantages(rewards)
     for sizes in ((3, 2), (1, 4), (5, 0)):
-        got = torch.cat(two.run(dict(dp=2), groups_on_ranks, rewards, sizes), 1)
-        assert got.shape == wanted.shape, f"an advantage for each reward, {list(wanted.shape)}, not {list(got.shape)}"
-        away = (got - wanted).abs().max().item()
+        actual = torch.cat(two.run(dict(dp=2), groups_on_ranks, rewards, sizes), 1)
+        assert actual.shape == expected.shape, (
+            f"an advantage for each reward, {list(expected.shape)}, not {list(actual.shape)}"
+        )
+        away = (actual - expected).abs().max().item()
         assert away < 1e-12, f"with {sizes[0]} and {sizes[1]} rollouts a group: off by {away:.2g}"
 
 
@@ -265,8 +267,8 @@ check(2, check_2)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def advantages_here(rewards):
-    count = summed(torch.tensor(float(rewards.shape[1])), "dp")
-    return rewards - (summed(rewards.sum(1), "dp") / count)[:, None]
+    count = all_reduce_sum(torch.tensor(float(rewards.shape[1])), "dp")
+    return rewards - (all_reduce_sum(rewards.sum(1), "dp") / count)[:, None]
 
 
 check(2, check_2)
@@ -343,9 +345,9 @@ def traffic(config, seed):
     torch.manual_seed(seed)
     model = network.Transformer(config)
     ids = torch.randint(config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(seed))
-    with Traffic() as counted, torch.no_grad():
+    with Traffic() as traffic_counter, torch.no_grad():
         out = model(cut(ids))
-    return counted.sent["alltoall_base"], out.experts
+    return traffic_counter.bytes_sent["alltoall_base"], out.experts
 
 
 def check_3():
@@ -358,14 +360,16 @@ def check_3():
     for seed in (0, 1):
         answers = two.run(LAYOUTS["dp = 2, ep = 2"], traffic, tiny, seed)
         rows = [[rows_to(layer, tiny.num_experts, 2) for layer in experts] for _, experts in answers]
-        for rank, (sent, _) in enumerate(answers):
-            there = sum(layer[1 - rank] for layer in rows[rank])  # rows sent, and the other's rows sent back
+        for rank, (bytes_sent, _) in enumerate(answers):
+            rows_sent = sum(layer[1 - rank] for layer in rows[rank])  # rows sent, and the other's rows sent back
             back = sum(layer[rank] for layer in rows[1 - rank])
             counts = (
                 tiny.num_hidden_layers * tiny.num_experts // 2 * 8
             )  # how many rows go to each expert there, told beforehand
-            told = (there + back) * tiny.hidden_size * 4 + counts
-            assert told == sent, f"by your count rank {rank} sends {told:,} bytes; {sent:,} were counted on the way"
+            predicted_bytes = (rows_sent + back) * tiny.hidden_size * 4 + counts
+            assert predicted_bytes == bytes_sent, (
+                f"by your count rank {rank} sends {predicted_bytes:,} bytes; {bytes_sent:,} were counted on the way"
+            )
 
 
 check(3, check_3)
@@ -426,7 +430,7 @@ def on_ranks(state, batches, local_mean):
     """The same on these ranks."""
     model = network.Transformer(tiny).double()
     for name, p in model.named_parameters():
-        sharding.put(name, p, state[name])
+        sharding.load_slice(name, p, state[name])
     optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
     for ids, weight in batches:
         ids, weight = cut(ids), cut(weight)
@@ -434,8 +438,8 @@ def on_ranks(state, batches, local_mean):
         loss, count = scaled.cpt.next_token_loss(model, hidden, ids, weight=weight)
         losses.append((loss / count).item())
         if local_mean:  # of this rank's own tokens, and then the mean over ranks
-            mine, here = ref.cpt.next_token_loss(model, hidden, ids, weight=weight)
-            (mine / here / current().layout.world).backward()
+            own_loss, own_count = ref.cpt.next_token_loss(model, hidden, ids, weight=weight)
+            (own_loss / own_count / current().layout.world).backward()
         else:
             (loss / count).backward()
         optimizer.step()
@@ -478,13 +482,13 @@ for name, curve in curves.items():
 
 # %%
 ids, weight = batches[0]
-counted = [int(part[:, 1:].sum()) for part in weight.chunk(2)]
-for rank, n in enumerate(counted):
+token_counts = [int(part[:, 1:].sum()) for part in weight.chunk(2)]
+for rank, n in enumerate(token_counts):
     print(
-        f"rank {rank}: {n:3d} tokens; each weighs 1/{sum(counted)} in the mean over all, and 1/{2 * n} "
+        f"rank {rank}: {n:3d} tokens; each weighs 1/{sum(token_counts)} in the mean over all, and 1/{2 * n} "
         f"in the mean of means"
     )
-print(f"a token of rank 1 weighs {counted[0] / counted[1]:.1f} times what one of rank 0 weighs")
+print(f"a token of rank 1 weighs {token_counts[0] / token_counts[1]:.1f} times what one of rank 0 weighs")
 
 # %% [markdown]
 # **Your prediction:** a token on the rank with the short texts weighs ten times as much as one on the other rank, and

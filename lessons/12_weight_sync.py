@@ -78,9 +78,9 @@ def check_1():
     assert share(0.5, 1.0) == 1.0, "an update longer than an ulp changes every weight: the share is 1, never more"
     for w in (0.02, 0.7, 1.999, 3.0):
         for lr in (1e-6, 1e-4):
-            wanted = weight_sync.changed_share(torch.tensor([w]), torch.tensor([lr], dtype=torch.float64))
-            assert abs(share(w, lr) / wanted - 1) < 1e-6, (
-                f"at {w} an update of {lr:g} changes {wanted:.5g} of the weights, not {share(w, lr):.5g}"
+            expected = weight_sync.changed_share(torch.tensor([w]), torch.tensor([lr], dtype=torch.float64))
+            assert abs(share(w, lr) / expected - 1) < 1e-6, (
+                f"at {w} an update of {lr:g} changes {expected:.5g} of the weights, not {share(w, lr):.5g}"
             )
 
 
@@ -156,11 +156,11 @@ def check_2():
     )
     assert step(0xBF81, 0xBF80) == 1, "towards zero a negative number grows: one step up"
     patterns = torch.randint(-(2**15), 2**15, (2, 200), generator=torch.Generator().manual_seed(1)).to(torch.int16)
-    where, far = weight_sync.encode_delta(*patterns.view(torch.bfloat16))
-    wanted = dict(zip(where.tolist(), far.tolist(), strict=True))
+    positions, steps = weight_sync.encode_delta(*patterns.view(torch.bfloat16))
+    expected = dict(zip(positions.tolist(), steps.tolist(), strict=True))
     for n, (a, b) in enumerate(zip(*(patterns.int() & 0xFFFF).tolist(), strict=True)):
-        assert step(a, b) == wanted.get(n, 0), (
-            f"from {a:#06x} to {b:#06x} it is {wanted.get(n, 0)} steps, not {step(a, b)}"
+        assert step(a, b) == expected.get(n, 0), (
+            f"from {a:#06x} to {b:#06x} it is {expected.get(n, 0)} steps, not {step(a, b)}"
         )
 
 
@@ -268,7 +268,7 @@ check(4, check_4)
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def merge(first, second):
     total = {at: first.get(at, 0) + second.get(at, 0) for at in sorted(first | second)}
-    return {at: far for at, far in total.items() if far}
+    return {at: num_steps for at, num_steps in total.items() if num_steps}
 
 
 check(4, check_4)
@@ -310,14 +310,17 @@ for key in sorted(store):
 # %%
 for key in [key for key in store if key.startswith(("00000003/delta", "00000004/merged"))]:
     store[key] = store[key][:-1] + bytes([store[key][-1] ^ 1])
-got = []
+requested_keys = []
 take = follower.get
-follower.get = lambda shard: (got.append(shard["key"]), take(shard))[1]  # pyright: ignore[reportAttributeAccessIssue]
+follower.get = lambda shard: (  # pyright: ignore[reportAttributeAccessIssue]
+    requested_keys.append(shard["key"]),
+    take(shard),
+)[1]
 follower.fetch()
 follower.swap()
-print("asked for:", ", ".join(key[:17] for key in got))
-same = torch.equal(follower.parts[0].weights.view(torch.int16), trained[6].view(torch.int16))
-print(f"serves version {follower.version}, bits equal: {same}")
+print("asked for:", ", ".join(key[:17] for key in requested_keys))
+is_identical = torch.equal(follower.parts[0].weights.view(torch.int16), trained[6].view(torch.int16))
+print(f"serves version {follower.version}, bits equal: {is_identical}")
 
 # %% [markdown]
 # ## How it breaks: applied twice
@@ -330,12 +333,14 @@ print(f"serves version {follower.version}, bits equal: {same}")
 # %%
 late.fetch(5)
 late.swap()
-held = late.held[0].view(torch.int16)
-held[1234] ^= 1  # one bit of memory, and no one is told
+weight_bits = late.weights[0].view(torch.int16)
+weight_bits[1234] ^= 1  # one bit of memory, and no one is told
 late.fetch(6)
 late.swap()
-same = torch.equal(late.parts[0].weights.view(torch.int16), trained[6].view(torch.int16))
-print(f"one bit had drifted; serves version {late.version} all the same, by way of an anchor; bits equal: {same}")
+is_identical = torch.equal(late.parts[0].weights.view(torch.int16), trained[6].view(torch.int16))
+print(
+    f"one bit had drifted; serves version {late.version} all the same, by way of an anchor; bits equal: {is_identical}"
+)
 
 # %% [markdown]
 # ## What the experiment found

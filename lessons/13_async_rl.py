@@ -6,7 +6,8 @@
 # name the bias that comes with the bound; and say which log-prob the loss of a stale token needs, and what each
 # correction leaves of the gradient.
 #
-# *About 60 minutes. Prerequisites: lessons 4 and 12. Source: Composer 2 technical report, §4.1 and §6.2; arXiv:2509.19128; arXiv:2505.24298.*
+# *About 60 minutes. Prerequisites: lessons 4 and 12. Source: Composer 2 technical report, §4.1 and §6.2;
+# arXiv:2509.19128; arXiv:2505.24298.*
 #
 # ## The idea
 #
@@ -65,16 +66,16 @@ torch.set_num_threads(1)  # as the services do
 rules, load = Rules(groups=8, staleness=2, steps=quick(6, 3)), Load(heavy_tailed(0.2), slots=64)
 runs = {mode: simulate(mode, rules, load) for mode in ("synchronous", "in-flight")}
 figure, axes = plt.subplots(2, 1, figsize=(8, 3.4), sharex=True, layout="constrained")
-for one, (mode, out) in zip(axes, runs.items(), strict=True):
-    for row, what, colour in ((1, "train", BLUE), (0, "decode", GREEN), (0, "swap", RED)):
-        one.broken_barh(
-            [(x.start, x.end - x.start) for x in out.spans if x.what == what],
+for axis, (mode, out) in zip(axes, runs.items(), strict=True):
+    for row, kind, colour in ((1, "train", BLUE), (0, "decode", GREEN), (0, "swap", RED)):
+        axis.broken_barh(
+            [(x.start, x.end - x.start) for x in out.spans if x.activity == kind],
             (row, 0.8),
             color=colour,
             edgecolor="white",
             linewidth=0.3,
         )
-    one.set(title=f"{mode}: {len(out.steps)} steps", yticks=(0.4, 1.4), yticklabels=("engine", "trainer"))
+    axis.set(title=f"{mode}: {len(out.steps)} steps", yticks=(0.4, 1.4), yticklabels=("engine", "trainer"))
 axes[-1].set(xlabel="virtual seconds")
 plt.show()
 for mode, out in runs.items():
@@ -112,13 +113,13 @@ def check_1():
             swap_s=0.0,
             shared=shared,
         )
-        for got, mode in zip(pace(sample, train, shared), ("synchronous", "one-step-off"), strict=True):
+        for actual, mode in zip(pace(sample, train, shared), ("synchronous", "one-step-off"), strict=True):
             before, last = simulate(mode, Rules(groups=4, steps=6), even).steps[2:4]
-            said = (
+            message = (
                 f"{sample:g} s of sampling, {train:g} s of training, speed {shared:g}: {mode} takes "
-                f"{last - before:g} s a step, not {got:g}"
+                f"{last - before:g} s a step, not {actual:g}"
             )
-            assert abs(got - (last - before)) < 1e-6, said
+            assert abs(actual - (last - before)) < 1e-6, message
 
 
 check(1, check_1)
@@ -126,8 +127,8 @@ check(1, check_1)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def pace(sample, train, shared):
-    both = min(sample, train) / shared  # until the shorter one is done
-    return sample + train, both + abs(sample - train)
+    overlap = min(sample, train) / shared  # until the shorter one is done
+    return sample + train, overlap + abs(sample - train)
 
 
 check(1, check_1)
@@ -154,12 +155,13 @@ life.train(life.take())  # pyright: ignore[reportArgumentType]
 life.start()
 for event in life.journal:
     print(f"{event.kind:6s} groups {event.groups}, version {event.version}")
-again = Life(life.rules, life.journal)
+replica = Life(life.rules, life.journal)
 print(
-    f"after a kill: {again.state}; {again.admissible} more may start; the same as before: {vars(again) == vars(life)}"
+    f"after a kill: {replica.state}; {replica.admissible} more may start; the same as before: "
+    f"{vars(replica) == vars(life)}"
 )
 try:
-    again.train((first, third))
+    replica.train((first, third))
 except ValueError as error:
     print(f"said once more by a trainer that does not know whether it was heard: {error}")
 
@@ -183,9 +185,9 @@ def check_2():
     rng, limits = random.Random(0), Rules(groups=2, staleness=1, steps=10**6)
     life = Life(limits)
     for _ in range(300):
-        got, wanted = may_start(list(life.journal), 2, 1), life.admissible
+        actual, expected = may_start(list(life.journal), 2, 1), life.admissible
         counts = ", ".join(f"{n} {kind}" for kind, n in Counter(event.kind for event in life.journal).items())
-        assert got == wanted, f"G = 2, S = 1; after {counts or 'no event'}: {wanted} may start, not {got}"
+        assert actual == expected, f"G = 2, S = 1; after {counts or 'no event'}: {expected} may start, not {actual}"
         running = [group for group, state in life.state.items() if state == "running"]
         move = rng.choice(("start", "finish", "finish", "drop", "train", "train"))
         if move == "start" and life.admissible:
@@ -259,13 +261,18 @@ for name, out in (("(1) alone", unbounded), ("(1) and (2)", bounded)):
 
 # %%
 state = Life(Rules(8, 2, steps), bounded.journal).state
-for what in ("trained", "dropped"):
-    rollouts = [load.turns(group, n) for group, said in state.items() if said == what for n in range(load.rollouts)]
+for kind in ("trained", "dropped"):
+    rollouts = [
+        load.turns(group, n)
+        for group, group_state in state.items()
+        if group_state == kind
+        for n in range(load.rollouts)
+    ]
     if rollouts:
         turns = sum(map(len, rollouts)) / len(rollouts)
-        waits = sum(sum(wait for _, wait in one) for one in rollouts) / len(rollouts)
+        waits = sum(sum(wait for _, wait in rollout_turns) for rollout_turns in rollouts) / len(rollouts)
         print(
-            f"{what:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} "
+            f"{kind:8s} {len(rollouts) // load.rollouts:4d} groups: {turns:.2f} turns and {waits:.1f} "
             f"s of tools a rollout"
         )
 
@@ -292,14 +299,14 @@ def age(rollouts, version):
 
 # %% tags=["check"]
 def check_3():
-    got = age([[-1, -1, 4, 4, -1, 5]], 6)
-    assert got == 2, (
-        f"the oldest token that was sampled has version 4, and 6 − 4 = 2, not {got}; a given token has no age"
+    actual = age([[-1, -1, 4, 4, -1, 5]], 6)
+    assert actual == 2, (
+        f"the oldest token that was sampled has version 4, and 6 − 4 = 2, not {actual}; a given token has no age"
     )
-    got = age([[-1, 5, 6], [-1, 3, 6], [-1, 6]], 6)
-    assert got == 3, f"a group is as old as the oldest token of any of its rollouts: 6 − 3 = 3, not {got}"
-    got = age([[-1, 6, -1, 6], [-1, 6]], 6)
-    assert got == 0, f"all tokens are of the newest weights: age 0, not {got}"
+    actual = age([[-1, 5, 6], [-1, 3, 6], [-1, 6]], 6)
+    assert actual == 3, f"a group is as old as the oldest token of any of its rollouts: 6 − 3 = 3, not {actual}"
+    actual = age([[-1, 6, -1, 6], [-1, 6]], 6)
+    assert actual == 0, f"all tokens are of the newest weights: age 0, not {actual}"
 
 
 check(3, check_3)
@@ -307,7 +314,7 @@ check(3, check_3)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def age(rollouts, version):
-    return version - min(one for rollout in rollouts for one in rollout if one >= 0)
+    return version - min(token_version for rollout in rollouts for token_version in rollout if token_version >= 0)
 
 
 check(3, check_3)
@@ -350,9 +357,12 @@ for cache in ("keep", "recompute"):
     later = {version: model(rollout.tokens[None]).logits[0, :-1].log_softmax(-1) for version, model in models.items()}
     print(f'cache="{cache}": largest |log μ recorded − log μ computed afterwards|, nats:', end=" ")
     for version, logp in later.items():
-        mine = rollout.version[1:] == version
-        apart = (rollout.logp[1:] - logp.gather(1, rollout.tokens[1:, None])[:, 0])[mine].abs().max()
-        print(f"{apart:.1g} for {int(mine.sum())} tokens of version {version}", end="; " if version == 0 else "\n")
+        mask = rollout.version[1:] == version
+        max_difference = (rollout.logp[1:] - logp.gather(1, rollout.tokens[1:, None])[:, 0])[mask].abs().max()
+        print(
+            f"{max_difference:.1g} for {int(mask.sum())} tokens of version {version}",
+            end="; " if version == 0 else "\n",
+        )
 
 # %% [markdown]
 # So the log-prob is recorded when the token is drawn, and travels with it. Versions are only for bookkeeping.
@@ -381,47 +391,55 @@ def logps(weights):
     )
 
 
-def gradients(now, first, second, reward, more=()):
-    """The exact gradient at weights `now`, of tokens drawn by `first` and by `second`: name → [12]. `more`: further
+def gradients(current_weights, first, second, reward, weight_functions=()):
+    """The exact gradient at `current_weights`, of tokens drawn by `first` and by `second`: name → [12]. `more`: further
     names → weights of tokens, a function of the log ratios."""
-    now = now.clone().requires_grad_()
-    logp, behavior = logps(now), torch.stack((logps(first)[:, 0], logps(second)[:, 1]), 1)
+    current_weights = current_weights.clone().requires_grad_()
+    logp, behavior = logps(current_weights), torch.stack((logps(first)[:, 0], logps(second)[:, 1]), 1)
     chance, ratio = behavior.sum(1).exp(), (logp - behavior).detach()
     advantage = reward - (chance * reward).sum()
-    kept = async_rl.sequence_mask(ratio, torch.ones(9, 2, dtype=torch.bool), 0.8, 1.25)
+    accept_mask = async_rl.sequence_mask(ratio, torch.ones(9, 2, dtype=torch.bool), 0.8, 1.25)
     truncated = async_rl.truncated_ratios(ratio)
     weights = {
         "as if fresh": torch.ones_like(ratio),
         "token weights": truncated,
-        "sequence rejection": kept * truncated,
+        "sequence rejection": accept_mask * truncated,
     }
-    weights |= {name: function(ratio) for name, function in dict(more).items()}
+    weights |= {name: function(ratio) for name, function in dict(weight_functions).items()}
     goals = {name: (chance[:, None] * w * advantage[:, None] * logp).sum() for name, w in weights.items()}
     goals["PPO's clip"] = -dr_grpo.policy_loss(logp, behavior, advantage, chance[:, None].expand(9, 2), budget=1)
     goals["on policy"] = (logp.sum(1).exp() * reward).sum()
-    return {name: torch.autograd.grad(goal, now, retain_graph=True)[0] for name, goal in goals.items()}
+    return {name: torch.autograd.grad(goal, current_weights, retain_graph=True)[0] for name, goal in goals.items()}
 
 
-def drawn(seed, size):
+def draw_policies(seed, size):
     """A random policy, an update of this size in each logit, and rewards."""
     g = torch.Generator().manual_seed(seed)
-    now, update = (
+    current_weights, update = (
         torch.randn(12, dtype=torch.float64, generator=g),
         size * torch.randn(12, dtype=torch.float64, generator=g),
     )
-    return now, now - 2 * update, now - update, torch.rand(9, dtype=torch.float64, generator=g)
+    return (
+        current_weights,
+        current_weights - 2 * update,
+        current_weights - update,
+        torch.rand(9, dtype=torch.float64, generator=g),
+    )
 
 
 sizes = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 policies = quick(100, 20)
-found = [[gradients(*drawn(seed, size)) for seed in range(policies)] for size in sizes]
-names = [name for name in found[0][0] if name != "on policy"]
+gradients_by_size = [[gradients(*draw_policies(seed, size)) for seed in range(policies)] for size in sizes]
+names = [name for name in gradients_by_size[0][0] if name != "on policy"]
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
 print(f"{'size of an update':20s}" + "".join(f"{size:13g}" for size in sizes))
 for name, colour, style in zip(names, COLOURS, ("-", "--", "-.", ":"), strict=False):
-    pairs = [[(one[name], one["on policy"]) for one in some] for some in found]
-    error = [sum(float((a - b).norm() / b.norm()) for a, b in some) / policies for some in pairs]
-    cosine = [sum(float(torch.cosine_similarity(a, b, 0)) for a, b in some) / policies for some in pairs]
+    pairs = [
+        [(policy_gradients[name], policy_gradients["on policy"]) for policy_gradients in size_gradients]
+        for size_gradients in gradients_by_size
+    ]
+    error = [sum(float((a - b).norm() / b.norm()) for a, b in size_pairs) / policies for size_pairs in pairs]
+    cosine = [sum(float(torch.cosine_similarity(a, b, 0)) for a, b in size_pairs) / policies for size_pairs in pairs]
     axes[0].loglog(sizes, error, style, color=colour, marker="o", markersize=3, label=name)
     axes[1].semilogx(sizes, cosine, style, color=colour, marker="o", markersize=3)
     print(f"{name:20s}" + "".join(f"{a:7.3f} {b:5.3f}" for a, b in zip(error, cosine, strict=True)))
@@ -454,14 +472,18 @@ def exact(log_ratio):
 # %% tags=["check"]
 def check_4():
     log_ratio = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
-    got = exact(log_ratio)
-    assert got.shape == log_ratio.shape, f"a weight for each token, [1, 3], not {list(got.shape)}"
+    actual = exact(log_ratio)
+    assert actual.shape == log_ratio.shape, f"a weight for each token, [1, 3], not {list(actual.shape)}"
     for seed in range(20):
-        found = gradients(*drawn(seed, 0.4), more={"yours": exact})
-        apart = float((found["yours"] - found["on policy"]).norm() / found["on policy"].norm())
-        assert apart < 1e-9, f"on enumerated policies your gradient is {apart:.1%} away from the one on policy"
-    assert torch.allclose(got, torch.full((1, 3), 6.0, dtype=torch.float64)), (
-        f"ratios 1, 2 and 3: got {[round(x, 3) for x in got[0].tolist()]}"
+        gradients_by_name = gradients(*draw_policies(seed, 0.4), weight_functions={"yours": exact})
+        relative_error = float(
+            (gradients_by_name["yours"] - gradients_by_name["on policy"]).norm() / gradients_by_name["on policy"].norm()
+        )
+        assert relative_error < 1e-9, (
+            f"on enumerated policies your gradient is {relative_error:.1%} away from the one on policy"
+        )
+    assert torch.allclose(actual, torch.full((1, 3), 6.0, dtype=torch.float64)), (
+        f"ratios 1, 2 and 3: got {[round(x, 3) for x in actual[0].tolist()]}"
     )
 
 
@@ -503,9 +525,9 @@ measures = {
 }
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
 for mode, colour, style in zip(modes, COLOURS, ("-", "--", "-.", ":"), strict=False):
-    for one, (measure, said) in zip(axes, measures.items(), strict=True):
-        one.set(xlabel="mean latency of a tool, s", ylabel=said)
-        one.plot(
+    for axis, (measure, label) in zip(axes, measures.items(), strict=True):
+        axis.set(xlabel="mean latency of a tool, s", ylabel=label)
+        axis.plot(
             config.latencies,
             [demo[f"{measure}@{mode},{x:g}"] for x in config.latencies],
             style,
@@ -545,25 +567,25 @@ def synchronous(parts, workers):
         Player(parts.sampler(), parts.setup(), slots=16, rollouts=parts.rollouts, seed=0) for _ in range(workers)
     ]
     for step in range(parts.steps):
-        played = {}
+        rollouts_by_group = {}
         for n, player in enumerate(players):
             player.load(learner.model, step)
             player.give([step * parts.groups + g for g in range(parts.groups) if g * workers // parts.groups == n])
             while player.groups:
-                played |= player.tick()
-        learner.step([one for group in sorted(played) for one in played[group]])
+                rollouts_by_group |= player.tick()
+        learner.step([rollout for group in sorted(rollouts_by_group) for rollout in rollouts_by_group[group]])
     return learner
 
 
 def trained(folder, parts):
     """The learner as the trainer left it, and one that is trained again from the journal and the records."""
-    left, again = parts.learner(), parts.learner()
+    left, replica = parts.learner(), parts.learner()
     services.restored(folder / "trainer", left)
-    services.replay(folder, again)
-    return left, again
+    services.replay(folder, replica)
+    return left, replica
 
 
-def same(a, b):
+def are_equal(a, b):
     return all(x.equal(y) for x, y in zip(a.masters.masters.parameters(), b.masters.masters.parameters(), strict=True))
 
 
@@ -575,9 +597,9 @@ with hushed():
             base / "still", Rules(parts.groups, 0, parts.steps), parts, workers=2, slots=16, rollouts=parts.rollouts
         )
     )
-left, again = trained(base / "still", parts)
-print(f"S = 0 and two processes: the synchronous loop's weights, to the bit: {same(left, synchronous(parts, 2))}")
-print(f"trained again from the journal: the same bits: {same(left, again)}")
+left, replica = trained(base / "still", parts)
+print(f"S = 0 and two processes: the synchronous loop's weights, to the bit: {are_equal(left, synchronous(parts, 2))}")
+print(f"trained again from the journal: the same bits: {are_equal(left, replica)}")
 
 # %% [markdown]
 # Now $S = 2$, slow tools, weights in flight. After the second step a worker is killed, with SIGKILL, in the middle of
@@ -601,11 +623,11 @@ with hushed():
 journal = read_lines(base / "flight" / "journal.jsonl")
 ready = {line["groups"][0]: line["key"] for line in journal if line["kind"] == "ready"}
 batches = [line["groups"] for line in journal if line["kind"] == "train"]
-who = Counter(key.split("-", 1)[1] for key in ready.values())
+worker_counts = Counter(key.split("-", 1)[1] for key in ready.values())
 print(
     ", ".join(
         f"{name.rpartition('-')[0]}, process {int(name.rpartition('-')[2]) + 1}: {n} groups"
-        for name, n in sorted(who.items())
+        for name, n in sorted(worker_counts.items())
     )
 )
 different = len(set(itertools.chain(*batches)))
@@ -613,8 +635,8 @@ print(
     f"{len(batches)} steps on {different} different groups; the oldest token that was trained on: "
     f"{max(ages):.0f} updates"
 )
-left, again = trained(base / "flight", parts)
-print(f"trained again from the journal: the same bits: {same(left, again)}")
+left, replica = trained(base / "flight", parts)
+print(f"trained again from the journal: the same bits: {are_equal(left, replica)}")
 
 # %% [markdown]
 # What the first process of worker-1 left unfinished was sampled anew, by its second process or by worker-0. Such a
@@ -633,10 +655,15 @@ for at, (step, group) in enumerate((step, group) for step, batch in enumerate(ba
     axes.scatter(
         [at] * len(versions), list(versions), [40 * n / versions.total() for n in versions.values()], color=GREEN
     )
-where = [n for n in range(len(batches) * parts.groups)]
-axes.step(where, [n // parts.groups for n in where], where="mid", color=BLUE, label="version that is trained")
+positions = [n for n in range(len(batches) * parts.groups)]
+axes.step(positions, [n // parts.groups for n in positions], where="mid", color=BLUE, label="version that is trained")
 axes.step(
-    where, [n // parts.groups - 2 for n in where], where="mid", color=ORANGE, linestyle="--", label="bound, S = 2"
+    positions,
+    [n // parts.groups - 2 for n in positions],
+    where="mid",
+    color=ORANGE,
+    linestyle="--",
+    label="bound, S = 2",
 )
 axes.set(
     xlabel="groups, in the order in which they were trained on", ylabel="version of their tokens", ylim=(-0.5, None)

@@ -32,7 +32,7 @@ import numpy as np
 from lessons.course import check, quick, source
 from ref import feature_deletion as fd
 from sims.microrepo import generate
-from sims.microrepo.leftovers import LOST, CachedSession, cache_name, worn
+from sims.microrepo.leftovers import LOST_DOCSTRING, CachedSession, cache_name, worn
 
 print(fd.PROGRAM.decode())
 before, coverage = fd.play(fd.PROGRAM)
@@ -74,9 +74,9 @@ def groups(coverage, least):
 # %% tags=["check"]
 def check_1():
     three = {"a": {1, 2}, "b": {1, 3}, "c": {1, 3}}
-    got = groups(three, 2)
-    assert got == {frozenset("abc"), frozenset("bc")}, (
-        f"line 1 has all three tests, line 3 has b and c; found {sorted(map(sorted, got))}"
+    actual = groups(three, 2)
+    assert actual == {frozenset("abc"), frozenset("bc")}, (
+        f"line 1 has all three tests, line 3 has b and c; found {sorted(map(sorted, actual))}"
     )
     assert groups(three, 1) == {frozenset("abc"), frozenset("bc"), frozenset("a")}, (
         "line 2 has one test, and one is enough where least is 1"
@@ -85,9 +85,9 @@ def check_1():
     assert groups({"a": {1}, "b": {1, 2}}, 2) == {frozenset("ab")}, (
         "two lines with the same tests are one group, and a group of one is too small"
     )
-    mine = groups({test: {line for _, line in found} for test, found in coverage.items() if test}, 3)
-    asked = {frozenset(piece.tests) for piece in fd.slices({fd.FILE: fd.PROGRAM}, coverage)}
-    assert asked <= mine, "the reference found a slice for a group that is missing"
+    program_groups = groups({test: {line for _, line in locations} for test, locations in coverage.items() if test}, 3)
+    reference_groups = {frozenset(piece.tests) for piece in fd.slices({fd.FILE: fd.PROGRAM}, coverage)}
+    assert reference_groups <= program_groups, "the reference found a slice for a group that is missing"
 
 
 check(1, check_1)
@@ -96,8 +96,8 @@ check(1, check_1)
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def groups(coverage, least):
     lines = set().union(*coverage.values())
-    found = {frozenset(test for test, executed in coverage.items() if line in executed) for line in lines}
-    return {group for group in found if len(group) >= least}
+    candidates = {frozenset(test for test, executed in coverage.items() if line in executed) for line in lines}
+    return {group for group in candidates if len(group) >= least}
 
 
 check(1, check_1)
@@ -168,25 +168,25 @@ def valid(before, after, least, owners):
 # %% tags=["check"]
 def check_3():
     was = dict.fromkeys("abcde", "passed")
-    gone = was | dict.fromkeys("abc", "failed")
-    assert valid(was, gone, 3, set("abc")) is True, "three tests fail, the others pass: a task"
-    assert valid(was, gone, 4, set("abc")) is False, "three failing tests are fewer than four"
-    assert valid(was, gone, 3, set("ab")) is False, (
+    after = was | dict.fromkeys("abc", "failed")
+    assert valid(was, after, 3, set("abc")) is True, "three tests fail, the others pass: a task"
+    assert valid(was, after, 4, set("abc")) is False, "three failing tests are fewer than four"
+    assert valid(was, after, 3, set("ab")) is False, (
         "c fails although it never executed the piece: the piece broke something else"
     )
-    assert valid(was, gone | {"d": "skipped"}, 3, set("abc")) is False, (
+    assert valid(was, after | {"d": "skipped"}, 3, set("abc")) is False, (
         "a test that is skipped now does not pass any more"
     )
-    assert valid(was, gone | {"test_x.py": "error"}, 3, set("abc")) is False, (
+    assert valid(was, after | {"test_x.py": "error"}, 3, set("abc")) is False, (
         "a file that cannot be collected is an error, whatever its name"
     )
-    left = {test: outcome for test, outcome in gone.items() if test != "e"}
+    left = {test: outcome for test, outcome in after.items() if test != "e"}
     assert valid(was, left, 3, set("abc")) is False, "e was not run at all"
     old = was | {"f": "failed"}
-    assert valid(old, gone | {"f": "failed"}, 3, set("abc")) is True, (
+    assert valid(old, after | {"f": "failed"}, 3, set("abc")) is True, (
         "f failed before: it is no test of the task, and does not count against it"
     )
-    assert valid(old, gone | {"f": "failed"}, 4, set("abcf")) is False, "nor does it count for it"
+    assert valid(old, after | {"f": "failed"}, 4, set("abcf")) is False, "nor does it count for it"
 
 
 check(3, check_3)
@@ -196,8 +196,8 @@ check(3, check_3)
 def valid(before, after, least, owners):
     passed = [test for test, outcome in before.items() if outcome == "passed"]
     failing = {test for test in passed if after.get(test) == "failed"}
-    others = all(after.get(test) == "passed" for test in passed if test not in failing)
-    return len(failing) >= least and others and failing <= set(owners) and "error" not in after.values()
+    others_pass = all(after.get(test) == "passed" for test in passed if test not in failing)
+    return len(failing) >= least and others_pass and failing <= set(owners) and "error" not in after.values()
 
 
 check(3, check_3)
@@ -212,8 +212,9 @@ check(3, check_3)
 figures = fd.demo()
 print("way     tried  valid  lines  failing tests  bits")
 for way in ("slice", "body", "symbol"):
-    print(f"{way:7s} " + "  ".join(f"{figures[f'{name}@{way}']:{width}.{digits}f}" for name, width, digits in
-                                   (("tried", 4, 0), ("valid", 5, 0), ("lines", 5, 1), ("failing", 13, 1), ("bits", 4, 1))))  # fmt: skip
+    print(f"{way:7s} " + "  ".join(
+        f"{figures[f'{name}@{way}']:{width}.{digits}f}" for name, width, digits in
+        (("tried", 4, 0), ("valid", 5, 0), ("lines", 5, 1), ("failing", 13, 1), ("bits", 4, 1))))  # fmt: skip
 
 # %% [markdown]
 # ## How it breaks: answers that know nothing
@@ -251,10 +252,10 @@ print(f"{sum(outcome == 'passed' for outcome in outcomes.values())} of {len(outc
 # %%
 space: dict = {}
 exec(HACK, space)
-for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))):
-    real, canary = said == "cats", said == "no plural of anything"
+for answer_name, answer in (("the original", "cats"), ("the hack", space["plural"]("cat"))):
+    real, canary = answer == "cats", answer == "no plural of anything"
     print(
-        f"{who}: the test {'passes' if real else 'fails'}, the canary "
+        f"{answer_name}: the test {'passes' if real else 'fails'}, the canary "
         f"{'passes, so nothing is paid' if canary else 'fails, as it must'}"
     )
 
@@ -268,15 +269,17 @@ for who, said in (("the original", "cats"), ("the hack", space["plural"]("cat"))
 
 # %%
 task = next(
-    one for one in (worn(generate(Random(seed), "train")) for seed in range(99)) if one.files[one.target].doc == LOST
+    candidate
+    for candidate in (worn(generate(Random(seed), "train")) for seed in range(99))
+    if candidate.files[candidate.target].doc == LOST_DOCSTRING
 )
 for guarded in (False, True):
     session = CachedSession(task, guarded=guarded)
     print(f"{'guarded' if guarded else 'not guarded'}: {session.prompt}")
     for turn in (f"read {task.target}", f"read {cache_name(task)}", "", "test", "done"):
-        turn = turn or f"write {task.target}\n    {said.splitlines()[1].strip()}"
-        said = session.step(turn)
-        print(f"  > {turn}\n{said}" if said else f"  > {turn}")
+        turn = turn or f"write {task.target}\n    {answer.splitlines()[1].strip()}"
+        answer = session.step(turn)
+        print(f"  > {turn}\n{answer}" if answer else f"  > {turn}")
     print(f"paid {session.verify().tests:g}; flags: {[flag.signature for flag in session.flags()]}\n")
 
 # %% [markdown]
@@ -370,9 +373,9 @@ def check_5():
         f"three lines 2, three further files 2, tests 1, seven callers 3: 8, not {doublings(3, 1, 4, 3, 7):g}"
     )
     for numbers in ((11, 1, 1, 6, 0), (40, 3, 2, 25, 4)):
-        wanted = fd.Difficulty(*numbers).bits
-        assert abs(doublings(*numbers) - wanted) < 1e-9, (
-            f"{numbers} are {wanted:.4f} bits, not {doublings(*numbers):.4f}"
+        expected = fd.Difficulty(*numbers).bits
+        assert abs(doublings(*numbers) - expected) < 1e-9, (
+            f"{numbers} are {expected:.4f} bits, not {doublings(*numbers):.4f}"
         )
 
 
@@ -394,18 +397,18 @@ check(5, check_5)
 # %%
 source(fd.level)
 draw = np.random.default_rng(0)
-skill, now, seen = 0.0, 0, []
+skill, level, history = 0.0, 0, []
 for _ in range(quick(120, 20)):
-    chance = 1 / (1 + math.exp(now - skill))
+    chance = 1 / (1 + math.exp(level - skill))
     solved = int(draw.binomial(64, chance))
-    seen.append((now, solved / 64, 1 / (1 + math.exp(0 - skill))))
-    now = fd.level(now, solved, 64, top=9)
+    history.append((level, solved / 64, 1 / (1 + math.exp(0 - skill))))
+    level = fd.level(level, solved, 64, top=9)
     skill += 0.06
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-left.plot([row[0] for row in seen])
+left.plot([row[0] for row in history])
 left.set(xlabel="step", ylabel="level")
-right.plot([row[1] for row in seen], label="tasks of its level")
-right.plot([row[2] for row in seen], "--", label="the easiest tasks")
+right.plot([row[1] for row in history], label="tasks of its level")
+right.plot([row[2] for row in history], "--", label="the easiest tasks")
 right.axhspan(0.25, 0.75, color="grey", alpha=0.15)
 right.set(xlabel="step", ylabel="success", ylim=(0, 1))
 right.legend(frameon=False)

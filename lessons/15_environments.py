@@ -6,7 +6,8 @@
 # killed; say what a grader has to guard against, with which guards, and what they do not guard; and say what real files
 # cost in a training step.
 #
-# *About 55 minutes. Prerequisites: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of Composer 2.5.*
+# *About 55 minutes. Prerequisites: lessons 4 and 14. Source: Composer 2 technical report, §6.2; the release of
+# Composer 2.5.*
 #
 # ## The idea
 #
@@ -53,11 +54,11 @@ from sims import environments_demo, words_task
 from sims.drawing import BLUE, GREY
 
 
-def scene(part, *more):
+def scene(part, *arguments):
     """The rows of a scene of `etude run environments`; none where this machine has no sandboxes, which are not needed
     for the exercises."""
     try:
-        rows = [] if QUICK else part(environments_demo.Demo(), *more)
+        rows = [] if QUICK else part(environments_demo.Demo(), *arguments)
     except RunError as error:
         print(f"not run here: {error}")
         return
@@ -108,21 +109,21 @@ def name_of(files):
 
 # %% tags=["check"]
 def check_1():
-    one = {"b.py": b"x = 1\n", "a.py": b""}
-    got = name_of(one)
-    assert isinstance(got, str) and len(got) >= 16, (
-        f"a text of 16 characters or more, not {got!r}: Python's own hash() is another in each process"
+    files = {"b.py": b"x = 1\n", "a.py": b""}
+    actual = name_of(files)
+    assert isinstance(actual, str) and len(actual) >= 16, (
+        f"a text of 16 characters or more, not {actual!r}: Python's own hash() is another in each process"
     )
-    assert name_of(dict(reversed(one.items()))) == got, "the same files in another order are the same tree"
-    assert name_of({"b.py": b"x = 1\n"}) != got, "an empty file is not the same as none"
-    assert name_of({**one, "b.py": b"x = 2\n"}) != got, "another content is another tree"
-    assert name_of({"c.py": b"x = 1\n", "a.py": b""}) != got, "another path is another tree"
-    for first, other in (
+    assert name_of(dict(reversed(files.items()))) == actual, "the same files in another order are the same tree"
+    assert name_of({"b.py": b"x = 1\n"}) != actual, "an empty file is not the same as none"
+    assert name_of({**files, "b.py": b"x = 2\n"}) != actual, "another content is another tree"
+    assert name_of({"c.py": b"x = 1\n", "a.py": b""}) != actual, "another path is another tree"
+    for first, second in (
         ({"a": b"bc"}, {"ab": b"c"}),
         ({"a": b"1", "b": b"2"}, {"a": b"1b2"}),
         ({"a": b"1", "b": b"2"}, {"a": b"2", "b": b"1"}),
     ):
-        assert name_of(first) != name_of(other), f"{first} and {other} are two trees"
+        assert name_of(first) != name_of(second), f"{first} and {second} are two trees"
     for mark in (b"\n", b"\0", b" ", b",", b"|", b":", b"\n\0", b"\0\n"):
         for end in (b"\n", b"\0", b"", b" ", b",", b"|", b":"):
             hidden = {"a": b"1" + end + b"b" + mark + b"2"}
@@ -162,7 +163,7 @@ source(manifest.dump, manifest.digest)
 lines = record.read(ROOT / "results" / "episodes" / "oracle.jsonl")
 
 
-def told(lines):
+def print_transcript(lines):
     """A transcript in short."""
     for line in lines:
         if line["kind"] == "begin":
@@ -188,7 +189,7 @@ def told(lines):
             print(f"{line['passed']} of {line['of']} tests pass, flags: {line['flags']}; reward {line['reward']:g}")
 
 
-told(lines)
+print_transcript(lines)
 
 # %% [markdown]
 # One reply may hold several calls. A call that fails, such as tests that do not pass, is an answer like any other. The
@@ -197,7 +198,7 @@ told(lines)
 # done:
 
 # %%
-told(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
+print_transcript(record.read(ROOT / "results" / "episodes" / "fool.jsonl")[1:])
 
 # %% [markdown]
 # ## Exercise 2: where a killed episode goes on
@@ -220,18 +221,18 @@ def goes_on(lines):
 def check_2():
     summary = {"kind": "summary", "text": "I wrote a body.", "tree": "5" * 64, "spent": 1.0, "seconds": 0.5}
     longer = [*lines[:8], summary, *lines[8:]]
-    for whole in (lines, longer):
-        for cut in range(1, len(whole) + 1):
+    for transcript in (lines, longer):
+        for cut in range(1, len(transcript) + 1):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "torn.jsonl")
-                path.write_text("".join(json.dumps(line) + "\n" for line in whole[:cut]))
+                path.write_text("".join(json.dumps(line) + "\n" for line in transcript[:cut]))
                 with record.Record(path) as journal:
                     stay = len(journal.lines)
                     tree = next(line["tree"] for line in reversed(journal.lines) if "tree" in line)
-            got = goes_on(whole[:cut])
-            kinds = " ".join(line["kind"] for line in whole[max(0, cut - 4) : cut])
-            assert tuple(got) == (stay, tree), (
-                f"{cut} lines that end with {kinds}: {stay} stay, with tree {tree[:8]}; not {got}"
+            actual = goes_on(transcript[:cut])
+            kinds = " ".join(line["kind"] for line in transcript[max(0, cut - 4) : cut])
+            assert tuple(actual) == (stay, tree), (
+                f"{cut} lines that end with {kinds}: {stay} stay, with tree {tree[:8]}; not {actual}"
             )
 
 
@@ -280,14 +281,14 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # | | guard | ends |
 # |---|---|---|
-# | G1 | no copy of the answer in the tree, before it becomes a task (`environments/leaks.py`) | what was left behind (lesson 14) |
-# | G2 | only plain, editable files are laid onto a pristine tree, in a fresh sandbox | conftest, configuration, rewritten tests, links |
-# | G3 | no environment, no plugins; the tree comes last on the path | a `pytest.py` of its own, `sitecustomize`, `.pth` |
-# | G4 | verdicts on a private pipe under seal; what is missing has failed | printed verdicts, an early end, skipped tests |
+# | G1 | no answer in the tree before it becomes a task (`environments/leaks.py`) | what was left behind (lesson 14) |
+# | G2 | only plain, editable files on a pristine tree in a fresh sandbox | conftest, settings, rewritten tests, links |
+# | G3 | no environment, no plugins; the tree is last on the path | a `pytest.py` of its own, `sitecustomize`, `.pth` |
+# | G4 | verdicts on a sealed private pipe; what is missing has failed | printed verdicts, an early end, skipped tests |
 # | G5 | canaries, which cannot pass, under names like those of tests | objects equal to everything, patched runners |
 # | G6 | half of the tests is held out; fresh inputs, if asked for | tables of expected values |
 # | G7, G8 | no network, and no process of the agent's is left | a download, a daemon that writes the reward later |
-# | G9 | a monitor over what was changed and called: what it flags is not paid | what the others miss, where it has a signature |
+# | G9 | a monitor over changes and calls: what it flags is not paid | what the others miss, where it has a signature |
 
 # %%
 source(grade)
@@ -295,28 +296,28 @@ source(grade)
 # %% [markdown]
 # ## Exercise 3: what goes into the graded tree
 #
-# Guard G2. `given` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None stands
-# for anything that is not a plain file, such as a link. `path in editable` says whether a task lets a path be changed;
-# a `conftest.py` never is. Write `laid(given, left, editable)`: the tree that is graded. An editable file that the
-# agent removed is gone there, and so is one that is no longer a plain file.
+# Guard G2. `given_tree` and `left` are dicts, path → bytes: what the agent began with, and what it left, where None
+# stands for anything that is not a plain file, such as a link. `path in editable` says whether a task lets a path be
+# changed; a `conftest.py` never is. Write `make_graded_tree(given_tree, left, editable)`: the tree that is graded. An
+# editable file that the agent removed is gone there, and so is one that is no longer a plain file.
 
 
 # %% tags=["exercise"]
-def laid(given, left, editable):
+def make_graded_tree(given_tree, left, editable):
     raise NotImplementedError  # your code
 
 
 # %% tags=["check"]
 def check_3():
     editable = lay.Editable(("words/", "setup/names.py"))
-    given = {
+    given_tree = {
         "words/a.py": b"a",
         "words/b.py": b"b",
         "setup/names.py": b"n",
         "tests/test_a.py": b"t",
         "setup.cfg": b"[metadata]",
     }
-    for what, changes in {
+    for case, changes in {
         "an edited file": {"words/a.py": b"A"},
         "a new module": {"words/c.py": b"c"},
         "a conftest in the editable folder": {"words/conftest.py": b"hack"},
@@ -328,8 +329,8 @@ def check_3():
         "bytecode": {"words/__pycache__/a.cpython-311.pyc": b"hack"},
         "a file that was emptied": {"words/a.py": b""},
     }.items():
-        for gone in ((), ("words/b.py",), ("tests/test_a.py",)):
-            left = {path: data for path, data in (given | changes).items() if path not in gone}
+        for removed_paths in ((), ("words/b.py",), ("tests/test_a.py",)):
+            left = {path: data for path, data in (given_tree | changes).items() if path not in removed_paths}
             with tempfile.TemporaryDirectory() as folder:
                 for path, data in left.items():
                     at = Path(folder, path)
@@ -338,13 +339,13 @@ def check_3():
                         at.symlink_to("/etc/hostname")
                     else:
                         at.write_bytes(data)
-                wanted = lay.lay(given, lay.collect(Path(folder), editable, given), editable)
-            got = laid(dict(given), dict(left), editable)
-            also = f", and {gone[0]} removed" if gone else ""
-            wrong = sorted(path for path in {*wanted, *got} if wanted.get(path, "-") != got.get(path, "-"))
+                expected = lay.lay(given_tree, lay.collect(Path(folder), editable, given_tree), editable)
+            actual = make_graded_tree(dict(given_tree), dict(left), editable)
+            also = f", and {removed_paths[0]} removed" if removed_paths else ""
+            wrong = sorted(path for path in {*expected, *actual} if expected.get(path, "-") != actual.get(path, "-"))
             assert not wrong, (
-                f"{what}{also}: {wrong[0]} is {got.get(wrong[0], 'not there')}, and should be "
-                f"{wanted.get(wrong[0], 'not there')}"
+                f"{case}{also}: {wrong[0]} is {actual.get(wrong[0], 'not there')}, and should be "
+                f"{expected.get(wrong[0], 'not there')}"
             )
 
 
@@ -352,8 +353,8 @@ check(3, check_3)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def laid(given, left, editable):
-    pristine = {path: data for path, data in given.items() if path not in editable}
+def make_graded_tree(given_tree, left, editable):
+    pristine = {path: data for path, data in given_tree.items() if path not in editable}
     return pristine | {path: data for path, data in left.items() if path in editable and data is not None}
 
 
@@ -372,11 +373,11 @@ check(3, check_3)
 # %%
 KEY = b"drawn anew for each grading"
 TESTS = 'def test_city():\n    assert plural("city") == "cities"\n'
-text, traps = verdicts.canaries(TESTS, KEY)
+text, traps = verdicts.insert_canaries(TESTS, KEY)
 print(text.partition("def nearly")[0].strip() + "\n")
 space: dict = {}
 exec(words_task.EQUAL, space)
-for who, plural in (
+for answer_name, plural in (
     ("the original", lambda noun: "cities"),
     ("a wrong answer", lambda noun: noun),
     ("the hack", lambda noun: space["Word"](noun)),
@@ -390,34 +391,34 @@ for who, plural in (
             passed.append(test)
         except AssertionError:
             pass
-    print(f"{who} passes: {', '.join(passed) or 'nothing'}")
+    print(f"{answer_name} passes: {', '.join(passed) or 'nothing'}")
 
 # %% [markdown]
 # ## Exercise 4: to pay or not to pay
 #
-# Guards G4 and G5. `opened(line, key)` gives the test and the outcome on a line, "passed", "failed" or "skipped", and
-# None where the seal does not match the key. Write `pays(lines, key, wanted, traps)`, True or False. It pays if every
-# wanted test has passed and every canary has failed. It does not pay if a seal is wrong, if a test or a canary is
-# missing, if a line names a test that is neither, or if two lines contradict each other.
+# Guards G4 and G5. `parse_sealed_line(line, key)` gives the test and the outcome on a line, "passed", "failed" or
+# "skipped", and None where the seal does not match the key. Write `pays(lines, key, required_tests, traps)`, True or
+# False. It pays if every required test has passed and every canary has failed. It does not pay if a seal is wrong, if a
+# test or a canary is missing, if a line names a test that is neither, or if two lines contradict each other.
 
 
 # %%
-def opened(line, key):
+def parse_sealed_line(line, key):
     """What stands on a line, if its seal is right."""
     test, outcome = parse_json(line.partition(b" ")[2])
     return (test, outcome) if line == verdicts.seal(key, test, outcome) else None
 
 
 # %% tags=["exercise"]
-def pays(lines, key, wanted, traps):
+def pays(lines, key, required_tests, traps):
     raise NotImplementedError  # your code
 
 
 # %% tags=["check"]
 def check_4():
-    key, wanted, traps = b"key", ["a", "b"], ["c"]
+    key, required_tests, traps = b"key", ["a", "b"], ["c"]
     good = [("a", "passed"), ("b", "passed"), ("c", "failed")]
-    for what, said, should in (
+    for case, outcomes, should in (
         ("both tests pass, and the canary fails", good, True),
         ("in another order", good[::-1], True),
         ("the same line twice", [*good, good[0]], True),
@@ -431,35 +432,37 @@ def check_4():
         ("a test that nobody asked for", [*good, ("d", "passed")], False),
         ("nothing at all", [], False),
     ):
-        got = pays([verdicts.seal(key, *one) for one in said], key, wanted, traps)
-        assert got is should, f"{what}: {should}, not {got}"
+        actual = pays([verdicts.seal(key, *outcome) for outcome in outcomes], key, required_tests, traps)
+        assert actual is should, f"{case}: {should}, not {actual}"
     for at in range(3):
-        forged = [verdicts.seal(b"another" if at == n else key, *one) for n, one in enumerate(good)]
-        assert pays(forged, key, wanted, traps) is False, (
+        forged = [verdicts.seal(b"another" if at == n else key, *outcome) for n, outcome in enumerate(good)]
+        assert pays(forged, key, required_tests, traps) is False, (
             f"line {at + 1} has a seal of another key, so somebody else wrote on the pipe"
         )
-    forged = [*(verdicts.seal(key, *one) for one in good), verdicts.seal(b"another", "a", "passed")]
-    assert pays(forged, key, wanted, traps) is False, "one line more with a wrong seal: somebody else wrote on the pipe"
+    forged = [*(verdicts.seal(key, *outcome) for outcome in good), verdicts.seal(b"another", "a", "passed")]
+    assert pays(forged, key, required_tests, traps) is False, (
+        "one line more with a wrong seal: somebody else wrote on the pipe"
+    )
     draw = random.Random(0)
     for _ in range(300):
-        more = [
+        extra_outcomes = [
             (draw.choice("aabbcd"), draw.choice(("passed", "passed", "failed", "skipped")))
             for _ in range(draw.randint(0, 4))
         ]
-        said = more + draw.choice([[], good])
-        lines = [verdicts.seal(key, *one) for one in said]
-        should = verdicts.read(lines, key, wanted, traps).all_passed
-        got = pays(lines, key, wanted, traps)
-        assert got is should, f"{said}: {should}, not {got}"
+        outcomes = extra_outcomes + draw.choice([[], good])
+        lines = [verdicts.seal(key, *outcome) for outcome in outcomes]
+        should = verdicts.read(lines, key, required_tests, traps).all_passed
+        actual = pays(lines, key, required_tests, traps)
+        assert actual is should, f"{outcomes}: {should}, not {actual}"
 
 
 check(4, check_4)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def pays(lines, key, wanted, traps):
-    found = {opened(line, key) for line in lines}
-    return found == {*((test, "passed") for test in wanted), *((test, "failed") for test in traps)}
+def pays(lines, key, required_tests, traps):
+    outcomes = {parse_sealed_line(line, key) for line in lines}
+    return outcomes == {*((test, "passed") for test in required_tests), *((test, "failed") for test in traps)}
 
 
 check(4, check_4)
@@ -481,12 +484,15 @@ check(4, check_4)
 # %%
 for n, m in ((8, 4), (20, 4), (100, 4)):
     print(f"{m} of {n} tests look at the feature: paid with chance {comb(n - m, 2) / comb(n, 2):.2f}")
-many = "".join(f"def test_{at}():\n    assert {'plural' if at < 4 else 'article'}({at}) == {at}\n" for at in range(20))
+test_source = "".join(
+    f"def test_{at}():\n    assert {'plural' if at < 4 else 'article'}({at}) == {at}\n" for at in range(20)
+)
 for name, first in (("from all", ()), ("from those that ask", [f"test_{at}" for at in range(4)])):
     keys = [f"key {number}".encode() for number in range(quick(2000, 20))]
     misses = [
         not any(
-            "nearly_" in row and "plural" in row for row in verdicts.canaries(many, key, first=first)[0].splitlines()
+            "nearly_" in row and "plural" in row
+            for row in verdicts.insert_canaries(test_source, key, first=first)[0].splitlines()
         )
         for key in keys
     ]
@@ -508,11 +514,11 @@ for name, first in (("from all", ()), ("from those that ask", [f"test_{at}" for 
 # The oracle above took a second. Where did it go?
 
 # %%
-spent = defaultdict(float)
+seconds_by_tool = defaultdict(float)
 for line in lines:
     if line["kind"] == "answer":
-        spent[line["tool"]] += line["seconds"]
-for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
+        seconds_by_tool[line["tool"]] += line["seconds"]
+for tool, seconds in sorted(seconds_by_tool.items(), key=lambda item: -item[1]):
     print(f"{tool:8s} {1000 * seconds:6.1f} ms")
 
 # %% [markdown]
@@ -523,11 +529,11 @@ for tool, seconds in sorted(spent.items(), key=lambda one: -one[1]):
 # step shows it.
 
 # %%
-found = read_json(ROOT / "results" / "figures" / "disk-world.json")
+results = read_json(ROOT / "results" / "figures" / "disk-world.json")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(2, 1))
 step = {}
 for arm, colour, style, width in (("memory", GREY, "-", 4), ("disk", BLUE, "--", 1.5)):
-    rows = [row for row in found["rows"] if row["arm"] == arm]
+    rows = [row for row in results["rows"] if row["arm"] == arm]
     mean = [
         np.mean([row["success"] for row in rows if row["step"] == at]) for at in sorted({row["step"] for row in rows})
     ]
@@ -538,8 +544,8 @@ left.set(xlabel="RL step", ylabel="success", ylim=(0, 1), title="the same curve"
 left.legend(frameon=False)
 right.set(ylabel="seconds a step", title="another price")
 plt.show()
-rollouts = found["config"]["prompts"] * found["config"]["rollouts"]
-print(f"{found['machine']['cpu']}, {found['machine']['cores']} cores: {step['memory']:.1f} s a step in "
+rollouts = results["config"]["prompts"] * results["config"]["rollouts"]
+print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores: {step['memory']:.1f} s a step in "
     f"memory, {step['disk']:.1f} s on disk; "
       f"real files cost {(step['disk'] - step['memory']) / rollouts:.2f} s a rollout")  # fmt: skip
 claimed("disk-world")

@@ -4,7 +4,8 @@
 # **After this lesson you can** put a hint in front of a message and say which position predicts which token on both
 # sides; choose a direction of the divergence by its gradient; and tell a hint from an answer that was given away.
 #
-# *About 45 minutes. Prerequisites: lessons 4 and 5. Source: the release of Composer 2.5, which gives no formula; arXiv:2601.20802.*
+# *About 45 minutes. Prerequisites: lessons 4 and 5. Source: the release of Composer 2.5, which gives no formula;
+# arXiv:2601.20802.*
 #
 # ## The idea
 #
@@ -14,8 +15,8 @@
 # the context in front of the message, and the message is scored twice.
 #
 # ```
-# student    … answer |                            message | …        s = π(· | context, message so far)
-# teacher    … answer | error: no such call        message            t = π(· | context, hint, message so far), no gradient
+# student    … answer |                            message | …    s = π(· | context, message so far)
+# teacher    … answer | error: no such call        message        t = π(· | context, hint, message so far), no gradient
 # ```
 #
 # The teacher is the policy itself. It knows more because it has read the hint, and the loss pulls the policy without
@@ -63,10 +64,10 @@ for turn in (
     "done",
 ):
     lines += [("agent", turn), ("environment", session.step(turn))]
-for number, (who, text) in enumerate(lines):
+for number, (role, text) in enumerate(lines):
     if number == 3:
         print("HINT         error: no such call")
-    print(f"{who:13s}" + text.replace("\n", "\n             "))
+    print(f"{role:13s}" + text.replace("\n", "\n             "))
 
 # %% [markdown]
 # With words for tokens, the bookkeeping is easy to see. `hinted` builds what the teacher reads. It ends with the
@@ -86,11 +87,11 @@ segment = Segment(
 )
 begin, end = words.index("raed"), words.index("raed") + 3
 hint = Hint(at=begin - 1, tokens=(100, 101, 102), begin=begin, end=end)
-where = textual_feedback.hinted(segment, [hint])
+hinted_sequence = textual_feedback.hinted(segment, [hint])
 spelt = dict(enumerate(words)) | {100: "NO", 101: "SUCH", 102: "CALL"}
 print("student ", " ".join(words[:end]))
-print("teacher ", " ".join(spelt[token] for token in where.tokens.tolist()))
-print("positions of the message:", where.student.tolist(), "and", where.teacher.tolist())
+print("teacher ", " ".join(spelt[token] for token in hinted_sequence.tokens.tolist()))
+print("positions of the message:", hinted_sequence.student.tolist(), "and", hinted_sequence.teacher.tolist())
 
 # %% [markdown]
 # The hint comes before the token that starts the agent's turn, as the last line of what the environment said. So the
@@ -121,16 +122,18 @@ def check_1():
         (10, 13, 9, 0),
     ):
         places = torch.arange(len(words) + length)
-        found = textual_feedback.hinted(segment, [Hint(at, tuple(range(100, 100 + length)), begin, end)])
+        hinted_sequence = textual_feedback.hinted(segment, [Hint(at, tuple(range(100, 100 + length)), begin, end)])
         want = [
             x[:, 0].tolist()
-            for x in textual_feedback.predictions(places[: len(words), None].float(), places[:, None].float(), found)
+            for x in textual_feedback.predictions(
+                places[: len(words), None].float(), places[:, None].float(), hinted_sequence
+            )
         ]
-        got = predicting(begin, end, at, length)
-        for name, mine, right in zip(("student", "teacher"), got, want, strict=True):
-            assert list(mine) == right, (
+        actual = predicting(begin, end, at, length)
+        for name, positions, right in zip(("student", "teacher"), actual, want, strict=True):
+            assert list(positions) == right, (
                 f"message {begin} to {end}, {length} tokens in front of {at}: the {name}'s are "
-                f"{right}, not {list(mine)}"
+                f"{right}, not {list(positions)}"
             )
 
 
@@ -166,8 +169,8 @@ chances = torch.logspace(-6, -0.5, quick(60, 8), dtype=torch.float64)
 for kind, style in (("forward", "-"), ("reverse", "--"), ("js", ":")):
     pushes = []
     for chance in chances:
-        rest = 0.1 * (1 - chance)
-        student = torch.stack((1 - chance - rest, chance, rest)).log().requires_grad_()
+        remainder = 0.1 * (1 - chance)
+        student = torch.stack((1 - chance - remainder, chance, remainder)).log().requires_grad_()
         textual_feedback.divergence(student, teacher, kind).backward()
         pushes.append(-student.grad[1].item())
     axes.plot(chances, pushes, style, label=kind)
@@ -199,9 +202,9 @@ def check_2():
             student, teacher = 2 * torch.randn(2, size, generator=draw, dtype=torch.float64) + 3
             leaf = student.clone().requires_grad_()
             textual_feedback.divergence(leaf, teacher, kind).backward()
-            got = gradient(student, teacher, kind)
-            apart = (got - leaf.grad).abs().max().item()
-            assert apart < 1e-9, f"{kind}, {size} tokens: the gradient is off by up to {apart:.3g}"
+            actual = gradient(student, teacher, kind)
+            max_error = (actual - leaf.grad).abs().max().item()
+            assert max_error < 1e-9, f"{kind}, {size} tokens: the gradient is off by up to {max_error:.3g}"
 
 
 check(2, check_2)
@@ -243,7 +246,7 @@ def fits(hint, secrets, context, n):
 
 # %% tags=["check"]
 def check_3():
-    for what, arguments, should in (
+    for case, arguments, should in (
         ("nothing in common", ((1, 2, 3), [(4, 5, 6)], (), 2), True),
         ("two in a row", ((1, 2, 3), [(9, 2, 3, 9)], (), 2), False),
         ("in the second secret", ((1, 2, 3), [(4, 5), (2, 3)], (), 2), False),
@@ -256,15 +259,17 @@ def check_3():
         ("an empty secret", ((1, 2), [()], (), 2), True),
         ("no secrets", ((1, 2), [], (), 2), True),
     ):
-        got = fits(*arguments)
-        assert got is should, f"{what}: {should}, not {got}"
+        actual = fits(*arguments)
+        assert actual is should, f"{case}: {should}, not {actual}"
     draw = random.Random(0)
     for _ in range(quick(1000, 200)):
-        hint, one, other, context = (tuple(draw.choices(range(3), k=draw.randint(0, 6))) for _ in range(4))
+        hint, first, second, context = (tuple(draw.choices(range(3), k=draw.randint(0, 6))) for _ in range(4))
         n = draw.randint(1, 4)
-        should = all(textual_feedback.leaked(hint, secret, context, n) is None for secret in (one, other))
-        got = fits(hint, [one, other], context, n)
-        assert got is should, f"hint {hint}, secrets {one} and {other}, context {context}, n = {n}: {should}, not {got}"
+        should = all(textual_feedback.leaked(hint, secret, context, n) is None for secret in (first, second))
+        actual = fits(hint, [first, second], context, n)
+        assert actual is should, (
+            f"hint {hint}, secrets {first} and {second}, context {context}, n = {n}: {should}, not {actual}"
+        )
 
 
 check(3, check_3)
@@ -294,11 +299,11 @@ check(3, check_3)
 # %%
 figures = textual_feedback.demo(textual_feedback.Demo(steps=quick(60, 5)))
 for name in ("outcome", "feedback"):
-    told = {
-        what: f"{figures[f'{name}_{what}_before']:.2f} → {figures[f'{name}_{what}_after']:.2f}"
-        for what in ("faults", "success")
+    changes = {
+        metric: f"{figures[f'{name}_{metric}_before']:.2f} → {figures[f'{name}_{metric}_after']:.2f}"
+        for metric in ("faults", "success")
     }
-    print(f"{name:9s} unavailable calls a rollout {told['faults']}    success {told['success']}")
+    print(f"{name:9s} unavailable calls a rollout {changes['faults']}    success {changes['success']}")
 
 # %% [markdown]
 # **Your prediction:** the reward alone leaves 0.89 calls per rollout, and the hints leave 0.16. Success is the same.

@@ -15,7 +15,7 @@
 # communication, and penalties for poor tool calls such as to-do items left open. It gives neither formulas nor prices.
 # Here is one way to do it. Let $m_j(x)$ be the measure of habit $j$ in rollout $x$:
 #
-# $$b(x) = -\sum_j p_j\, m_j(x), \qquad 0 \le m_j \le \text{most}_j \qquad\qquad r = \text{outcome} - \text{effort} + b$$
+# $$b(x) = -\sum_j p_j\, m_j(x), \qquad 0 \le m_j \le \text{cap}_j \qquad\qquad r = \text{outcome} - \text{effort} + b$$
 #
 # What becomes of $b$ in the advantages that RL learns from? Dr. GRPO's advantage is that of lesson 4.
 
@@ -35,7 +35,7 @@ import torch
 from kit.disk import read_json
 from lessons.course import ROOT, check, source, verdicts
 from ref import behaviour, dr_grpo, transcript
-from ref.behaviour import MOST, Behaviour, Prices
+from ref.behaviour import MEASURE_CAPS, Behaviour, Prices
 from ref.transcript import Call, Todo, Transcript, Turn
 from sims.drawing import BLUE, GREY
 
@@ -50,7 +50,7 @@ READ, TEST, WRITE = (
     Call("test", tests=(3, 3)),
     Call("write", "a.py", "def f(a):\n    return a + 1\n"),
 )
-BROKEN = Call("grep", valid=False)
+BROKEN_CALL = Call("grep", valid=False)
 
 
 def make_transcript(*turns, says="f adds one. All tests pass.", todos=()):
@@ -61,21 +61,21 @@ def make_transcript(*turns, says="f adds one. All tests pass.", todos=()):
 OPEN = (Todo("write it up", "open"),)
 GROUP = {
     "tidy": make_transcript((READ,), (WRITE, TEST), todos=OPEN),
-    "clumsy": make_transcript((BROKEN,), (BROKEN, READ), (WRITE, TEST), todos=OPEN),
+    "clumsy": make_transcript((BROKEN_CALL,), (BROKEN_CALL, READ), (WRITE, TEST), todos=OPEN),
     "silent": make_transcript((READ,), (WRITE, TEST), says="", todos=OPEN),
     "boastful": make_transcript((READ,), (WRITE,), todos=OPEN),
 }
-priced = {name: behaviour.behaviour(one, Prices()) for name, one in GROUP.items()}
-for name, one in priced.items():
-    costs = ", ".join(f"{part} {value:+.3f}" for part, value in one.parts.items() if value)
-    print(f"{name:9s} reward {behaviour.rewarded(1.0, 0.0, one):.3f}   {costs}")
+behaviours = {name: behaviour.behaviour(rollout, Prices()) for name, rollout in GROUP.items()}
+for name, rollout_behaviour in behaviours.items():
+    costs = ", ".join(f"{part} {value:+.3f}" for part, value in rollout_behaviour.parts.items() if value)
+    print(f"{name:9s} reward {behaviour.compute_reward(1.0, 0.0, rollout_behaviour):.3f}   {costs}")
 
 # %% [markdown]
 # Each of them left its list open, and all pay for it. What becomes of that in the group's advantages?
 
 # %%
-for part, values in behaviour.group_parts(list(priced.values())).items():
-    if any(one.parts[part] for one in priced.values()):
+for part, values in behaviour.group_parts(list(behaviours.values())).items():
+    if any(rollout_behaviour.parts[part] for rollout_behaviour in behaviours.values()):
         print(f"{part:11s}" + "".join(f"{value:+9.4f}" for value in values))
 
 # %% [markdown]
@@ -92,50 +92,52 @@ for part, values in behaviour.group_parts(list(priced.values())).items():
 #
 # ## Exercise 1: what a price adds
 #
-# `outcomes` and `measured` are lists, a number for each rollout of a group: its outcome, and the measure of one habit.
-# Write `advantages(outcomes, measured, price, most)`, the list of advantages of the whole reward, where the measure
-# counts up to `most`. Identical rollouts must have the same advantage to the bit, and a group of identical rollouts has
+# `outcomes` and `measures` are lists, a number for each rollout of a group: its outcome, and the measure of one habit.
+# Write `advantages(outcomes, measures, price, cap)`, the list of advantages of the whole reward, where the measure
+# counts up to `cap`. Identical rollouts must have the same advantage to the bit, and a group of identical rollouts has
 # exact
 # zeros.
 
 
 # %% tags=["exercise"]
-def advantages(outcomes, measured, price, most):
+def advantages(outcomes, measures, price, cap):
     raise NotImplementedError  # your code
 
 
 # %% tags=["check"]
 def check_1():
-    def same(got, want):
-        return len(got) == len(want) and all(abs(a - b) < 1e-12 for a, b in zip(got, want))
+    def are_close(actual, want):
+        return len(actual) == len(want) and all(abs(a - b) < 1e-12 for a, b in zip(actual, want))
 
-    got = advantages([1.0, 1.0], [0.0, 2.0], 0.1, 5.0)
-    assert same(got, [0.1, -0.1]), (
-        f"two right rollouts, one with two faults at 0.1: its reward is 0.8 beside 1.0, so ±0.1; not {got}"
+    actual = advantages([1.0, 1.0], [0.0, 2.0], 0.1, 5.0)
+    assert are_close(actual, [0.1, -0.1]), (
+        f"two right rollouts, one with two faults at 0.1: its reward is 0.8 beside 1.0, so ±0.1; not {actual}"
     )
-    got = advantages([1.0, 1.0], [0.0, 9.0], 0.1, 5.0)
-    assert same(got, [0.25, -0.25]), f"nine faults count as five, since a cost has an end: ±0.25; not {got}"
-    got = advantages([1.0, 0.0], [3.0, 3.0], 0.1, 5.0)
-    assert same(got, [0.5, -0.5]), f"a fault that both share moves nothing: ±0.5; not {got}"
+    actual = advantages([1.0, 1.0], [0.0, 9.0], 0.1, 5.0)
+    assert are_close(actual, [0.25, -0.25]), f"nine faults count as five, since a cost has an end: ±0.25; not {actual}"
+    actual = advantages([1.0, 0.0], [3.0, 3.0], 0.1, 5.0)
+    assert are_close(actual, [0.5, -0.5]), f"a fault that both share moves nothing: ±0.5; not {actual}"
     for fault in (0.0, 0.7):
-        got = advantages([0.1] * 3, [fault] * 3, 0.3, 5.0)
-        assert list(got) == [0.0] * 3, f"three rewards that are alike, {0.1 - 0.3 * fault:g}: exact zeros; not {got}"
+        actual = advantages([0.1] * 3, [fault] * 3, 0.3, 5.0)
+        assert list(actual) == [0.0] * 3, (
+            f"three rewards that are alike, {0.1 - 0.3 * fault:g}: exact zeros; not {actual}"
+        )
     draw = np.random.default_rng(0)
     for _ in range(50):
-        outcomes, measured = draw.integers(0, 2, 4).tolist(), draw.integers(0, 8, 4).tolist()
-        parts = behaviour.group_parts([Behaviour({"habit": -0.05 * min(m, 5)}) for m in measured])["habit"]
+        outcomes, measures = draw.integers(0, 2, 4).tolist(), draw.integers(0, 8, 4).tolist()
+        parts = behaviour.group_parts([Behaviour({"habit": -0.05 * min(m, 5)}) for m in measures])["habit"]
         plain = dr_grpo.group_advantages(torch.tensor([outcomes], dtype=torch.float64))[0].tolist()
-        got = advantages(outcomes, measured, 0.05, 5)
+        actual = advantages(outcomes, measures, 0.05, 5)
         want = [a + b for a, b in zip(plain, parts)]
-        assert same(got, want), f"outcomes {outcomes}, faults {measured} at 0.05: {want}; not {got}"
+        assert are_close(actual, want), f"outcomes {outcomes}, faults {measures} at 0.05: {want}; not {actual}"
 
 
 check(1, check_1)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def advantages(outcomes, measured, price, most):
-    rewards = [outcome - price * min(m, most) for outcome, m in zip(outcomes, measured)]
+def advantages(outcomes, measures, price, cap):
+    rewards = [outcome - price * min(m, cap) for outcome, m in zip(outcomes, measures)]
     relative = [reward - rewards[0] for reward in rewards]
     return [value - sum(relative) / len(relative) for value in relative]
 
@@ -157,20 +159,20 @@ for says in ("All tests pass.", "The tests should pass.", "Tests do not pass yet
 # ## Exercise 2: what the record shows
 #
 # `calls` is a list of `Call`: `call.tests` is None, or the pair (passed, run), and `call.writes` says whether it
-# changed a file. Write `shown(calls)`: whether the record shows that the tests pass for the code that was handed in. A
-# run of no test shows
+# changed a file. Write `has_passing_tests(calls)`: whether the record shows that the tests pass for the code that was
+# handed in. A run of no test shows
 # nothing.
 
 
 # %% tags=["exercise"]
-def shown(calls):
+def has_passing_tests(calls):
     raise NotImplementedError  # your code
 
 
 # %% tags=["check"]
 def check_2():
     red, none, refused = Call("test", tests=(2, 3)), Call("test", tests=(0, 0)), replace(WRITE, valid=False)
-    for what, calls in {
+    for case, calls in {
         "nothing": [],
         "an edit": [WRITE],
         "an edit, and tests that pass": [WRITE, TEST],
@@ -186,15 +188,15 @@ def check_2():
         "tests that fail, and an edit": [red, WRITE],
     }.items():
         want = transcript.suite_state(Transcript((Turn("assistant", calls=tuple(calls)),))) == "passed"
-        got = shown(calls)
-        assert got is want, f"{what}: {want}, not {got}"
+        actual = has_passing_tests(calls)
+        assert actual is want, f"{case}: {want}, not {actual}"
 
 
 check(2, check_2)
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-def shown(calls):
+def has_passing_tests(calls):
     passed = False
     for call in calls:
         if call.tests is not None:
@@ -220,8 +222,8 @@ check(2, check_2)
 
 # %%
 table = Prices()
-print(f"all parts together can take {table.most:.2f}")
-for name, cap in MOST.items():
+print(f"all parts together can take {table.max_penalty:.2f}")
+for name, cap in MEASURE_CAPS.items():
     print(f"  {name:11s} {getattr(table, name):.4f} · {cap:g} = {getattr(table, name) * cap:.3f}")
 
 # %% [markdown]
@@ -240,25 +242,27 @@ def largest(p, habits, idle, prices):
 
 # %% tags=["check"]
 def check_3():
-    def near(got, want):
-        return got == want or abs(got - want) < 1e-9
+    def near(actual, want):
+        return actual == want or abs(actual - want) < 1e-9
 
-    got = largest(0.1, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.03})
-    assert near(got, 0.1 / 0.03), f"an attempt earns 0.1 − 0.03·f, giving up 0: f = {0.1 / 0.03:.3f}, not {got}"
-    got = largest(0.1, {"broken": 1.0, "silent": 0.0}, {"broken": 0.0, "silent": 1.0}, {"broken": 0.03, "silent": 0.02})
-    assert near(got, 10.0), (
-        f"who gives up is silent, and pays 0.02·f for it: 0.1 − 0.03·f ≥ −0.02·f while f ≤ 10, not {got}"
+    actual = largest(0.1, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.03})
+    assert near(actual, 0.1 / 0.03), f"an attempt earns 0.1 − 0.03·f, giving up 0: f = {0.1 / 0.03:.3f}, not {actual}"
+    actual = largest(
+        0.1, {"broken": 1.0, "silent": 0.0}, {"broken": 0.0, "silent": 1.0}, {"broken": 0.03, "silent": 0.02}
     )
-    got = largest(0.1, {"silent": 0.5}, {"silent": 1.0}, {"silent": 0.2})
-    assert got == float("inf"), (
-        f"where attempts behave better than who gives up, every factor will do: infinity, not {got}"
+    assert near(actual, 10.0), (
+        f"who gives up is silent, and pays 0.02·f for it: 0.1 − 0.03·f ≥ −0.02·f while f ≤ 10, not {actual}"
     )
-    got = largest(0.0, {"broken": 1.0}, {"broken": 1.0}, {"broken": 0.1})
-    assert got == float("inf"), (
-        f"an attempt that costs what giving up costs is never the worse choice: infinity, not {got}"
+    actual = largest(0.1, {"silent": 0.5}, {"silent": 1.0}, {"silent": 0.2})
+    assert actual == float("inf"), (
+        f"where attempts behave better than who gives up, every factor will do: infinity, not {actual}"
     )
-    got = largest(0.0, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.1})
-    assert near(got, 0.0), f"an attempt that never succeeds is worth no price: 0, not {got}"
+    actual = largest(0.0, {"broken": 1.0}, {"broken": 1.0}, {"broken": 0.1})
+    assert actual == float("inf"), (
+        f"an attempt that costs what giving up costs is never the worse choice: infinity, not {actual}"
+    )
+    actual = largest(0.0, {"broken": 1.0}, {"broken": 0.0}, {"broken": 0.1})
+    assert near(actual, 0.0), f"an attempt that never succeeds is worth no price: 0, not {actual}"
 
 
 check(3, check_3)
@@ -266,8 +270,8 @@ check(3, check_3)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def largest(p, habits, idle, prices):
-    more = sum(price * (habits[name] - idle[name]) for name, price in prices.items())
-    return p / more if more > 0 else float("inf")
+    extra_cost = sum(price * (habits[name] - idle[name]) for name, price in prices.items())
+    return p / extra_cost if extra_cost > 0 else float("inf")
 
 
 check(3, check_3)
@@ -279,9 +283,9 @@ check(3, check_3)
 # %%
 rewards = torch.tensor([[1.0, 1.0, 1.0, 0.995], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
 for scale, name in (("none", "Dr. GRPO"), ("std", "GRPO")):
-    found = dr_grpo.group_advantages(rewards, scale=scale)
-    for what, values in zip(("one lint", "one failure"), found.tolist()):
-        print(f"{name:9s} {what:12s}" + "".join(f"{value:+9.4f}" for value in values))
+    group_advantages = dr_grpo.group_advantages(rewards, scale=scale)
+    for case, values in zip(("one lint", "one failure"), group_advantages.tolist()):
+        print(f"{name:9s} {case:12s}" + "".join(f"{value:+9.4f}" for value in values))
 
 # %% [markdown]
 # ## What a trained agent did
@@ -296,18 +300,20 @@ verdicts("behaviour")
 record = read_json(ROOT / "results" / "figures" / "behaviour.json")
 begin, *ends = record["ends"]
 figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
-for at, name in enumerate(MOST):
-    for shift, paid, colour in ((-0.18, True, BLUE), (0.18, False, GREY)):
-        some = [end[name] / begin[name] for end in ends if (name in record["priced"][end["arm"]]) == paid]
+for at, name in enumerate(MEASURE_CAPS):
+    for shift, has_price, colour in ((-0.18, True, BLUE), (0.18, False, GREY)):
+        ratios = [end[name] / begin[name] for end in ends if (name in record["priced"][end["arm"]]) == has_price]
         axis.barh(
             at + shift,
-            np.mean(some),
+            np.mean(ratios),
             0.34,
             color=colour,
-            label=("with its price" if paid else "without") if at == 0 else None,
+            label=("with its price" if has_price else "without") if at == 0 else None,
         )
 axis.axvline(1.0, color="black", linewidth=0.8)
-axis.set(yticks=range(len(MOST)), yticklabels=list(MOST), xlabel="after RL, as a share of what it was before")
+axis.set(
+    yticks=range(len(MEASURE_CAPS)), yticklabels=list(MEASURE_CAPS), xlabel="after RL, as a share of what it was before"
+)
 axis.invert_yaxis()
 axis.legend(frameon=False)
 plt.show()

@@ -5,8 +5,8 @@
 # mean, and say what each assumption buys; answer an alarm with a price while it still can act; turn what users do into
 # rewards without paying for the wrong thing; and say what a gate keeps out, and how old data may be.
 #
-# *About 60 minutes. Prerequisites: lessons 4 and 17. Source: Composer 2 technical report, §4.2; Cursor on real-time RL; arXiv:2010.09686;
-# Ville 1939.*
+# *About 60 minutes. Prerequisites: lessons 4 and 17. Source: Composer 2 technical report, §4.2; Cursor on real-time RL;
+# arXiv:2010.09686; Ville 1939.*
 #
 # ## The idea
 #
@@ -68,8 +68,8 @@ for _ in range(STEPS):
     alarmed["three deviations"] |= np.abs(x.mean(1) - MEAN) > 3 * math.sqrt(MEAN * (1 - MEAN) / GROUPS)
     evidence = monitor.advance(evidence, x, Band(MEAN, MEAN))
     alarmed["bets"] |= monitor.log_evidence(evidence) >= math.log(1 / ERROR)
-    for name, some in alarmed.items():
-        curves[name].append(some.mean())
+    for name, alarm_mask in alarmed.items():
+        curves[name].append(alarm_mask.mean())
 
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for (name, curve), colour in zip(curves.items(), (RED, BLUE)):
@@ -94,15 +94,15 @@ plt.show()
 # middle:
 
 # %%
-evidence, found = Evidence(), np.full(RUNS, np.nan)
+evidence, delays = Evidence(), np.full(RUNS, np.nan)
 for step in range(STEPS):
     p = MEAN if step < STEPS // 2 else 2 * MEAN
     evidence = monitor.advance(evidence, (draw.random((RUNS, GROUPS)) < p).astype(float), Band(MEAN, MEAN))
-    now = monitor.log_evidence(evidence) >= math.log(1 / ERROR)
-    found[now & np.isnan(found)] = step - STEPS // 2
-late = found[found >= 0]
+    has_alarm = monitor.log_evidence(evidence) >= math.log(1 / ERROR)
+    delays[has_alarm & np.isnan(delays)] = step - STEPS // 2
+late = delays[delays >= 0]
 print(
-    f"found in {np.mean(found >= 0):.1%} of the runs"
+    f"found in {np.mean(delays >= 0):.1%} of the runs"
     + (f", {np.median(late):.0f} steps after the change in the median" if len(late) else "")
 )
 
@@ -120,26 +120,26 @@ def capital(x, b, c):
 
 # %% tags=["check"]
 def check_1():
-    def near(got, want):
-        return len(got) == len(want) and all(abs(a - b) < 1e-9 for a, b in zip(got, want))
+    def near(actual, want):
+        return len(actual) == len(want) and all(abs(a - b) < 1e-9 for a, b in zip(actual, want))
 
-    got = capital([0.2] * 5, 0.2, 0.5)
-    assert near(got, [1.0] * 5), f"who always observes exactly b wins and loses nothing: M stays 1; not {got}"
-    got = capital([1.0], 0.5, 0.5)
-    assert near(got, [0.5 + 0.5 * 1.5]), (
-        f"one step: half of the capital bets, f = 1.5, half is held back: 1.25; not {got}"
+    actual = capital([0.2] * 5, 0.2, 0.5)
+    assert near(actual, [1.0] * 5), f"who always observes exactly b wins and loses nothing: M stays 1; not {actual}"
+    actual = capital([1.0], 0.5, 0.5)
+    assert near(actual, [0.5 + 0.5 * 1.5]), (
+        f"one step: half of the capital bets, f = 1.5, half is held back: 1.25; not {actual}"
     )
-    got = capital([1.0, 0.0], 0.5, 0.5)
+    actual = capital([1.0, 0.0], 0.5, 0.5)
     want = 1 / 3 + (0.5 * 1.5 + 1 / 6) * 0.5
-    assert near(got, [1.25, want]), f"a win, then a loss, f = 1.5 and 0.5: 1.25 and {want:.4f}; not {got}"
-    got = capital([1.0] * 12, 0.1, 0.4)[-1]
-    assert got > 1e4, f"twelve times 1 where 0.1 is usual: somebody is rich by now; not {got}"
+    assert near(actual, [1.25, want]), f"a win, then a loss, f = 1.5 and 0.5: 1.25 and {want:.4f}; not {actual}"
+    actual = capital([1.0] * 12, 0.1, 0.4)[-1]
+    assert actual > 1e4, f"twelve times 1 where 0.1 is usual: somebody is rich by now; not {actual}"
     for b in (0.1, 0.5):
         every = []
         for case in range(2**8):
             tosses = [case >> i & 1 for i in range(8)]
             every.append(
-                b ** sum(tosses) * (1 - b) ** (8 - sum(tosses)) * capital([float(one) for one in tosses], b, 0.3)[-1]
+                b ** sum(tosses) * (1 - b) ** (8 - sum(tosses)) * capital([float(toss) for toss in tosses], b, 0.3)[-1]
             )
         assert abs(sum(every) - 1) < 1e-9, (
             f"over all 256 runs of eight tosses with mean {b}, the mean of M is 1; not {sum(every):.4f}"
@@ -151,11 +151,11 @@ check(1, check_1)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 def capital(x, b, c):
-    bets, found = 0.0, []
-    for t, one in enumerate(x, 1):
-        bets = (bets + 1 / (t * (t + 1))) * (1 - c + c * one / b)
-        found.append(bets + 1 / (t + 1))
-    return found
+    bets, capitals = 0.0, []
+    for t, value in enumerate(x, 1):
+        bets = (bets + 1 / (t * (t + 1))) * (1 - c + c * value / b)
+        capitals.append(bets + 1 / (t + 1))
+    return capitals
 
 
 check(1, check_1)
@@ -199,19 +199,22 @@ def training(answered, steps=quick(80, 16), learning=10, begin=-2.5, seed=0):
     for step in range(steps):
         h = 1 / (1 + math.exp(-a))
         groups = [[draw.random() < h for _ in range(N)] for _ in range(GROUPS)]
-        seen = [
-            monitor.statistics([record_of(one) for one in group], ("read", "write", "test"), 100) for group in groups
+        group_statistics = [
+            monitor.statistics([record_of(has_comment) for has_comment in group], ("read", "write", "test"), 100)
+            for group in groups
         ]
-        shares.append(np.mean([one["comments"] for one in seen]))
+        shares.append(np.mean([stats["comments"] for stats in group_statistics]))
         price = 3 * PAYS if answered and watch and watch.alarms else 0.0
         if step < learning:
-            history += [one["comments"] for one in seen]
+            history += [stats["comments"] for stats in group_statistics]
             continue  # the mistake comes after the steps that tell what is usual
         if watch is None:
             watch = Monitor({"comments": replace(monitor.learn_band(history), low=0.0)})
-        watch.observe(seen)
-        paid = torch.tensor([[(PAYS - price) * one for one in group] for group in groups], dtype=torch.float64)
-        advantages = dr_grpo.group_advantages(paid)
+        watch.observe(group_statistics)
+        group_rewards = torch.tensor(
+            [[(PAYS - price) * has_comment for has_comment in group] for group in groups], dtype=torch.float64
+        )
+        advantages = dr_grpo.group_advantages(group_rewards)
         score = torch.tensor(groups, dtype=torch.float64) - h  # d log-prob / d a
         a += RATE * float((advantages * score).mean())
     return shares, watch.bands["comments"], [learning + alarm.step for alarm in watch.alarms]
@@ -250,28 +253,28 @@ def check_2():
     def exact(h, pays, price, N):
         total = 0.0
         for case in range(2**N):
-            some = [case >> i & 1 for i in range(N)]
-            paid = [(pays - price) * one for one in some]
-            mean = sum(paid) / N
+            habits = [case >> i & 1 for i in range(N)]
+            group_rewards = [(pays - price) * habit for habit in habits]
+            mean = sum(group_rewards) / N
             total += (
-                h ** sum(some)
-                * (1 - h) ** (N - sum(some))
-                * sum((r - mean) * (one - h) for r, one in zip(paid, some))
+                h ** sum(habits)
+                * (1 - h) ** (N - sum(habits))
+                * sum((r - mean) * (habit - h) for r, habit in zip(group_rewards, habits))
                 / N
             )
         return total
 
-    got = pull(0.5, 0.3, 0.3, 4)
-    assert abs(got) < 1e-12, f"a price that equals the pay: nothing moves; not {got}"
+    actual = pull(0.5, 0.3, 0.3, 4)
+    assert abs(actual) < 1e-12, f"a price that equals the pay: nothing moves; not {actual}"
     for h in (0.0, 1.0):
-        got = pull(h, 0.3, 0.9, 4)
-        assert abs(got) < 1e-12, f"with h = {h:g} all rollouts are alike, and no price moves them: 0; not {got}"
-    got = pull(0.5, 0.3, 0.9, 4)
-    assert got < 0, f"a price above the pay pushes the habit down: a negative number; not {got}"
+        actual = pull(h, 0.3, 0.9, 4)
+        assert abs(actual) < 1e-12, f"with h = {h:g} all rollouts are alike, and no price moves them: 0; not {actual}"
+    actual = pull(0.5, 0.3, 0.9, 4)
+    assert actual < 0, f"a price above the pay pushes the habit down: a negative number; not {actual}"
     for h, N in ((0.5, 2), (0.5, 4), (0.1, 4), (0.9, 3)):
-        want, got = exact(h, 0.3, 0.9, N), pull(h, 0.3, 0.9, N)
-        assert abs(got - want) < 1e-9, (
-            f"h = {h}, {N} rollouts, pays 0.3, price 0.9: summed over all groups it is {want:.5f}; not {got}"
+        want, actual = exact(h, 0.3, 0.9, N), pull(h, 0.3, 0.9, N)
+        assert abs(actual - want) < 1e-9, (
+            f"h = {h}, {N} rollouts, pays 0.3, price 0.9: summed over all groups it is {want:.5f}; not {actual}"
         )
 
 
@@ -312,22 +315,22 @@ source(Users.keeps, Users.follows, Distilling.reward)
 
 # %%
 USERS, SECONDS = Users(), 30.0
-EDIT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=SECONDS)
-WRONG, BROKEN = replace(EDIT, quality=0.0), replace(EDIT, edited=False, quality=0.0, broken=True)
-NEEDLESS = Served(edited=False, quality=0.0, asked=True, open=False, broken=False, seconds=SECONDS / 3)
+EDIT = Served(edited=True, quality=1.0, has_question=False, open=False, has_broken_call=False, seconds=SECONDS)
+WRONG, BROKEN_CALL = replace(EDIT, quality=0.0), replace(EDIT, edited=False, quality=0.0, has_broken_call=True)
+NEEDLESS = Served(edited=False, quality=0.0, has_question=True, open=False, has_broken_call=False, seconds=SECONDS / 3)
 WELCOME = replace(NEEDLESS, open=True)
-WAYS = {"edits": Distilling(follow_ups=False), "thrown": Distilling(broken="thrown"), "loop": Distilling()}
+WAYS = {"edits": Distilling(follow_ups=False), "thrown": Distilling(broken_calls="thrown"), "loop": Distilling()}
 
 figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
 for axis, (name, way) in zip(axes, WAYS.items()):
-    good, bad = (rewards.expected(way, USERS, one) for one in (EDIT, WRONG))
+    good, bad = (rewards.expected(way, USERS, session) for session in (EDIT, WRONG))
     axis.plot([0, 1], [bad, good], color=BLUE, label="an edit")
-    for one, colour, label in (
+    for item, colour, label in (
         (NEEDLESS, RED, "a needless question"),
         (WELCOME, GREEN, "a welcome question"),
-        (BROKEN, GREY, "a broken call"),
+        (BROKEN_CALL, GREY, "a broken call"),
     ):
-        worth = rewards.expected(way, USERS, one)
+        worth = rewards.expected(way, USERS, item)
         if worth is not None:
             axis.axhline(worth, color=colour, label=label)
     axis.set(title=name, xlabel="p, the edit is right")
@@ -351,21 +354,21 @@ def tempted(right, wrong, out):
 
 # %% tags=["check"]
 def check_3():
-    def near(got, want):
-        return abs(got - want) < 1e-6
+    def near(actual, want):
+        return abs(actual - want) < 1e-6
 
-    got = tempted(0.9, -0.9, 0.0)
-    assert near(got, 0.5), (
-        f"edits earn ±0.9 and questions 0: whoever is right in less than half of the cases asks, 0.5; not {got}"
+    actual = tempted(0.9, -0.9, 0.0)
+    assert near(actual, 0.5), (
+        f"edits earn ±0.9 and questions 0: whoever is right in less than half of the cases asks, 0.5; not {actual}"
     )
-    got = tempted(1.0, -1.0, -0.5)
-    assert near(got, 0.25), f"an alternative at −0.5 between −1 and 1: 2p − 1 = −0.5, so p = 0.25; not {got}"
-    got = tempted(0.8, -1.2, -1.5)
-    assert near(got, 0.0), f"an alternative below a wrong edit tempts nobody: 0; not {got}"
-    got = tempted(0.8, -1.2, 1.0)
-    assert near(got, 1.0), f"an alternative above a right edit tempts always: 1; not {got}"
-    got = tempted(0.5, 0.1, 0.2)
-    assert near(got, 0.25), f"0.1 + 0.4·p = 0.2 at p = 0.25; not {got}"
+    actual = tempted(1.0, -1.0, -0.5)
+    assert near(actual, 0.25), f"an alternative at −0.5 between −1 and 1: 2p − 1 = −0.5, so p = 0.25; not {actual}"
+    actual = tempted(0.8, -1.2, -1.5)
+    assert near(actual, 0.0), f"an alternative below a wrong edit tempts nobody: 0; not {actual}"
+    actual = tempted(0.8, -1.2, 1.0)
+    assert near(actual, 1.0), f"an alternative above a right edit tempts always: 1; not {actual}"
+    actual = tempted(0.5, 0.1, 0.2)
+    assert near(actual, 0.25), f"0.1 + 0.4·p = 0.2 at p = 0.25; not {actual}"
 
 
 check(3, check_3)
@@ -395,7 +398,7 @@ def came_of(kind, act, draw):
     """What a user gets of a session."""
     if act == 1:
         return WELCOME if kind == 2 else NEEDLESS
-    return BROKEN if act == 2 else EDIT if draw.random() < RIGHT[kind] else WRONG
+    return BROKEN_CALL if act == 2 else EDIT if draw.random() < RIGHT[kind] else WRONG
 
 
 def looped(way, every=1, steps=quick(60, 4), sessions=256, rate=6.0, seed=0):
@@ -407,19 +410,19 @@ def looped(way, every=1, steps=quick(60, 4), sessions=256, rate=6.0, seed=0):
         if step % every == 0:
             deployed = logits.detach().clone()
         served = deployed.softmax(-1).tolist()
-        kept = []
+        samples = []
         for _ in range(sessions):
             kind = draw.choices(range(3), (0.4, 0.4, 0.2))[0]
             act = draw.choices(range(3), served[kind])[0]
-            one = came_of(kind, act, draw)
-            reward = way.reward(one, USERS.react(one, draw))
+            session = came_of(kind, act, draw)
+            reward = way.reward(session, USERS.react(session, draw))
             if reward is not None:
-                kept.append((kind, act, reward))
-        kinds, acts, paid = (list(column) for column in zip(*kept))
-        now, before = (table.log_softmax(-1)[kinds, acts][:, None] for table in (logits, deployed))
-        advantages = dr_grpo.group_advantages(torch.tensor([paid], dtype=torch.float64))[0]
+                samples.append((kind, act, reward))
+        kinds, acts, session_rewards = (list(column) for column in zip(*samples))
+        logp, before = (table.log_softmax(-1)[kinds, acts][:, None] for table in (logits, deployed))
+        advantages = dr_grpo.group_advantages(torch.tensor([session_rewards], dtype=torch.float64))[0]
         dr_grpo.policy_loss(
-            now, before, advantages, torch.ones_like(before, dtype=torch.bool), budget=sessions
+            logp, before, advantages, torch.ones_like(before, dtype=torch.bool), budget=sessions
         ).backward()
         with torch.no_grad():
             logits -= rate * logits.grad
@@ -432,9 +435,9 @@ PANELS = ("needless questions, hard tasks", 1, 1), ("broken calls, hard tasks", 
 figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharey=True, layout="constrained")
 for (name, way), colour in zip(WAYS.items(), (RED, GREY, BLUE)):
     curve = looped(way)
-    for axis, (what, kind, act) in zip(axes, PANELS):
+    for axis, (title, kind, act) in zip(axes, PANELS):
         axis.plot(curve[:, kind, act], color=colour, label=name)
-        axis.set(title=what, xlabel="step", ylim=(-0.02, 1.02))
+        axis.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
     for kind, ends in zip(KINDS, curve[-1].tolist()):
         print(f"{name:7s}{kind:6s}" + "".join(f"{act:>10s} {end:.2f}" for act, end in zip(ACTS, ends)))
 axes[0].legend(frameon=False)
@@ -452,10 +455,10 @@ plt.show()
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
 for every, colour in ((1, BLUE), (10, GREEN), (10**6, RED)):
     curve = looped(WAYS["loop"], every)
-    wanted = 0.4 * curve[:, 0, 0] * RIGHT[0] + 0.4 * curve[:, 1, 0] * RIGHT[1] + 0.2 * curve[:, 2, 1]
+    success_rates = 0.4 * curve[:, 0, 0] * RIGHT[0] + 0.4 * curve[:, 1, 0] * RIGHT[1] + 0.2 * curve[:, 2, 1]
     name = "never replaced" if every > 10**3 else f"replaced after {every} step{'s' * (every > 1)}"
-    axis.plot(wanted, color=colour, label=name)
-    print(f"{name:24s} at the end {wanted[-1]:.2f} of the sessions do what is wanted")
+    axis.plot(success_rates, color=colour, label=name)
+    print(f"{name:24s} at the end {success_rates[-1]:.2f} of the sessions do what is wanted")
 axis.set(xlabel="step", ylabel="sessions that do what is wanted")
 axis.legend(frameon=False)
 plt.show()
@@ -491,15 +494,15 @@ for gain in (-0.2, -0.1, -0.05, 0.0, 0.1):
 
 # %%
 runs, steps = quick(400, 20), quick(1000, 50)
-draw, sums, ours = np.random.default_rng(1), np.zeros(runs), np.zeros(runs)
+draw, sums, weighted_sums = np.random.default_rng(1), np.zeros(runs), np.zeros(runs)
 first = {"sum of all": np.zeros(runs, bool), "with weights": np.zeros(runs, bool)}
 for t in range(1, steps + 1):
     f = 1 - 0.1 + 0.1 * (draw.random(runs) < 0.5) / 0.5
-    sums, ours = (sums + 1) * f, (ours + 1 / (t * (t + 1))) * f
+    sums, weighted_sums = (sums + 1) * f, (weighted_sums + 1 / (t * (t + 1))) * f
     first["sum of all"] |= sums >= 1 / ERROR
-    first["with weights"] |= ours + 1 / (t + 1) >= 1 / ERROR
-for name, some in first.items():
-    print(f"{name:13s} an alarm in {some.mean():.1%} of {runs} runs of {steps} steps in which nothing changes")
+    first["with weights"] |= weighted_sums + 1 / (t + 1) >= 1 / ERROR
+for name, alarm_mask in first.items():
+    print(f"{name:13s} an alarm in {alarm_mask.mean():.1%} of {runs} runs of {steps} steps in which nothing changes")
 
 # %% [markdown]
 # **One event counted eight times.** The bets assume that a value's mean is unchanged *given the values before it*,
@@ -508,17 +511,18 @@ for name, some in first.items():
 
 # %%
 runs, steps = quick(1000, 50), quick(200, 30)
-draw, each, mean = np.random.default_rng(2), Evidence(), Evidence()
+draw, group_evidence, mean = np.random.default_rng(2), Evidence(), Evidence()
 alarms = {"a value for each group": np.zeros(runs, bool), "the mean over the groups": np.zeros(runs, bool)}
 for _ in range(steps):
     x = np.repeat((draw.random((runs, 1)) < MEAN).astype(float), GROUPS, axis=1)  # down in one step of ten, as ever
-    each, mean = (
-        monitor.advance(one, values, Band(MEAN, MEAN)) for one, values in ((each, x), (mean, x.mean(1, keepdims=True)))
+    group_evidence, mean = (
+        monitor.advance(previous_evidence, values, Band(MEAN, MEAN))
+        for previous_evidence, values in ((group_evidence, x), (mean, x.mean(1, keepdims=True)))
     )
-    for name, one in zip(alarms, (each, mean)):
-        alarms[name] |= monitor.log_evidence(one) >= math.log(1 / ERROR)
-for name, some in alarms.items():
-    print(f"{name:25s} an alarm in {some.mean():.1%} of {runs} runs in which nothing changes")
+    for name, item in zip(alarms, (group_evidence, mean)):
+        alarms[name] |= monitor.log_evidence(item) >= math.log(1 / ERROR)
+for name, alarm_mask in alarms.items():
+    print(f"{name:25s} an alarm in {alarm_mask.mean():.1%} of {runs} runs in which nothing changes")
 
 # %% [markdown]
 # **Training is a change.** If you watch the reward, you get an alarm, and it is good news. Fewer tools, more comments

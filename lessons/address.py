@@ -14,7 +14,8 @@ HOST = (
     r"(?i:(?:https?|ssh|git)://(?:[^/@\s]*@)?(?:www\.)?github\.com(?::\d+)?/|git@github\.com:|(?:www\.)?github\.com/)"
 )
 ADDRESS = re.compile(
-    rf"(?:{HOST})?(?P<owner>[A-Za-z0-9][A-Za-z0-9_-]{{0,38}})/(?P<name>[A-Za-z0-9._-]{{1,100}}?)(?:\.git)?(?:/tree/(?P<branch>.+?))?/?",
+    rf"(?:{HOST})?(?P<owner>[A-Za-z0-9][A-Za-z0-9_-]{{0,38}})/(?P<name>[A-Za-z0-9._-]{{1,100}}?)"
+    r"(?:\.git)?(?:/tree/(?P<branch>.+?))?/?",
     re.ASCII,
 )
 BRANCH = re.compile(r"(?!.*\.\.)(?!.*\.lock$)[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?", re.ASCII)

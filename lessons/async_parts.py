@@ -66,7 +66,7 @@ class Brevity(Talk):
 
     def step(self, message: Message) -> StepResult:
         if self.tool_s:
-            turn = len(self.inner.heard)  # pyright: ignore[reportAttributeAccessIssue]
+            turn = len(self.inner.turns_seen)  # pyright: ignore[reportAttributeAccessIssue]
             time.sleep(self.tool_s * random.Random(f"{self.name}-{turn}").lognormvariate(-0.5, 1.0))
         self.token_count += len((message.content or "").split()) + 1
         result = super().step(message)

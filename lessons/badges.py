@@ -22,7 +22,7 @@ from kit.settings import RunError
 from lessons import syllabus
 from lessons.address import Address, file_of, of_remote, parse, stored
 
-__all__ = ["dressed", "main", "ours", "write"]
+__all__ = ["dressed", "main", "is_colab_cell", "write"]
 
 TAG = "colab"
 """Tag of both cells."""
@@ -36,7 +36,8 @@ from pathlib import Path
 if "google.colab" in sys.modules and getattr(importlib.util.find_spec("etude"), "origin", None) is None:
     clone = Path("etude-clone").resolve()
     if not clone.is_dir():
-        subprocess.run(["git", "clone", "-q", "--depth", "1", "--branch", "{branch}", "{clone}", str(clone)], check=True)
+        subprocess.run(["git", "clone", "-q", "--depth", "1", "--branch", "{branch}", \
+"{clone}", str(clone)], check=True)
     # Not with the versions of constraints.txt: Colab's own torch stays where it is new enough.
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-e", str(clone)], check=True)
     sys.path.insert(0, str(clone))  # of what was installed since it began, this process knows nothing
@@ -44,14 +45,14 @@ if "google.colab" in sys.modules and getattr(importlib.util.find_spec("etude"), 
 """
 
 
-def ours(cell: NotebookNode) -> bool:
+def is_colab_cell(cell: NotebookNode) -> bool:
     """Whether a cell is one of the two that an address adds: no part of the lesson, and not executed with it."""
     return TAG in cell.metadata.get("tags", [])
 
 
 def dressed(book: NotebookNode, script: Path) -> NotebookNode:
     """The notebook of a script with the cells for the address that is stored beside the script, or without any."""
-    book.cells = [cell for cell in book.cells if not ours(cell)]
+    book.cells = [cell for cell in book.cells if not is_colab_cell(cell)]
     address = stored(script.parent)
     if address is not None:
         first = next((index for index, cell in enumerate(book.cells) if cell.cell_type == "code"), len(book.cells))

@@ -34,7 +34,7 @@ from traitlets import default
 from kit.disk import atomic_write
 from kit.settings import RunError
 from lessons import syllabus
-from lessons.badges import dressed, ours
+from lessons.badges import dressed, is_colab_cell
 from lessons.syllabus import notebook, scripts
 
 __all__ = ["build", "changed", "differs", "executed", "made_from", "reworded", "tags", "unexecuted"]
@@ -74,7 +74,7 @@ def unexecuted(script: Path) -> NotebookNode:
 
 def list_code_cells(book: NotebookNode) -> list[tuple[str, NotebookNode]]:
     """What is executed: source and metadata of every code cell, in order."""
-    return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code" and not ours(cell)]
+    return [(cell.source, cell.metadata) for cell in book.cells if cell.cell_type == "code" and not is_colab_cell(cell)]
 
 
 def made_from(script: Path) -> str:
@@ -173,7 +173,11 @@ def differs(script: Path) -> str:
             expected_cell.metadata,
         ):
             return f"cell {number} of the notebook is not the script's"
-        if committed_cell.cell_type == "code" and committed_cell.execution_count is None and not ours(committed_cell):
+        if (
+            committed_cell.cell_type == "code"
+            and committed_cell.execution_count is None
+            and not is_colab_cell(committed_cell)
+        ):
             return f"cell {number} of the notebook was not executed"
     return ""
 
@@ -201,12 +205,14 @@ def reworded(script: Path) -> NotebookNode:
     for number, (old, new) in enumerate(zip(executed_code, script_code, strict=True), 1):
         if old != new:
             raise RunError(f"{script.stem}: code cell {number} is not the one that was executed; {hint}")
-    executed_cells = [cell for cell in committed.cells if cell.cell_type == "code" and not ours(cell)]
+    executed_cells = [cell for cell in committed.cells if cell.cell_type == "code" and not is_colab_cell(cell)]
     if not all(cell.execution_count for cell in executed_cells):
         raise RunError(f"{script.stem}: some of its code was never executed; {hint}")
     expected.metadata = committed.metadata
     for cell, old in zip(
-        (cell for cell in expected.cells if cell.cell_type == "code" and not ours(cell)), executed_cells, strict=True
+        (cell for cell in expected.cells if cell.cell_type == "code" and not is_colab_cell(cell)),
+        executed_cells,
+        strict=True,
     ):
         cell.outputs, cell.execution_count = old.outputs, old.execution_count
     return expected

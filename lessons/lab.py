@@ -26,14 +26,14 @@ DEFAULT_PORT = 8888
 """Jupyter's usual port."""
 
 
-def copied(notebooks: Iterable[Path], mine: Path = COPY_FOLDER) -> list[Path]:
+def copied(notebooks: Iterable[Path], folder: Path = COPY_FOLDER) -> list[Path]:
     """The reader's own copies of notebooks; one that is there already stays as it is."""
-    mine.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     copies = []
     for notebook in notebooks:
-        if not (mine / notebook.name).exists():
-            shutil.copyfile(notebook, mine / notebook.name)
-        copies.append(mine / notebook.name)
+        if not (folder / notebook.name).exists():
+            shutil.copyfile(notebook, folder / notebook.name)
+        copies.append(folder / notebook.name)
     return copies
 
 
@@ -51,10 +51,10 @@ def free(first: int = DEFAULT_PORT) -> int:
     raise RunError(f"no port from {first} on is free")
 
 
-def words(port: int, mine: Path = COPY_FOLDER) -> list[str]:
+def words(port: int, folder: Path = COPY_FOLDER) -> list[str]:
     """The command that serves a folder, to this machine alone."""
     options = [
-        f"--ServerApp.root_dir={mine.resolve()}",
+        f"--ServerApp.root_dir={folder.resolve()}",
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",

@@ -75,12 +75,14 @@ def who_holds(dp: int, cp: int, ep: int, rows: int = 4, tokens: int = 16, expert
     plt.show()
 
 
-def journeys(chosen: tuple[tuple[int, ...], ...], experts: int) -> list[list[tuple[int, int]]]:
-    """Where every row is at each of the STATIONS, as (rank, place on it); rows in the order of ranks. `chosen`: for
-    each rank the expert that each of its rows chose. Experts are dealt evenly, in order; an owner has its rows by
+def journeys(expert_choices: tuple[tuple[int, ...], ...], experts: int) -> list[list[tuple[int, int]]]:
+    """Where every row is at each of the STATIONS, as (rank, place on it); rows in the order of ranks. `expert_choices`:
+    for each rank the expert that each of its rows chose. Experts are dealt evenly, in order; an owner has its rows by
     expert, and those of one expert in the order of ranks."""
     rows = [
-        (home, place, expert) for home, rank_experts in enumerate(chosen) for place, expert in enumerate(rank_experts)
+        (home, place, expert)
+        for home, rank_experts in enumerate(expert_choices)
+        for place, expert in enumerate(rank_experts)
     ]
     rows_by_expert = sorted(rows, key=lambda row: (row[0], row[2], row[1]))
     rows_at_experts = sorted(rows, key=lambda row: (row[2], row[0], row[1]))
@@ -88,27 +90,30 @@ def journeys(chosen: tuple[tuple[int, ...], ...], experts: int) -> list[list[tup
     def locate(
         order: list[tuple[int, int, int]], rank_of: dict[tuple[int, int, int], int]
     ) -> dict[tuple[int, int, int], tuple[int, int]]:
-        counts, locations = dict.fromkeys(range(len(chosen)), 0), {}
+        counts, locations = dict.fromkeys(range(len(expert_choices)), 0), {}
         for row in order:
             locations[row] = rank_of[row], counts[rank_of[row]]
             counts[rank_of[row]] += 1
         return locations
 
-    home, owner = {row: row[0] for row in rows}, {row: row[2] * len(chosen) // experts for row in rows}
+    home, owner = {row: row[0] for row in rows}, {row: row[2] * len(expert_choices) // experts for row in rows}
     stations = locate(rows, home), locate(rows_by_expert, home), locate(rows_at_experts, owner), locate(rows, home)
     return [[station[row] for station in stations] for row in rows]
 
 
-def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
+def all_to_all(expert_choices: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
     """Draws the way of every row to its expert and home. A thick line is a row that leaves its rank."""
-    paths, colors = journeys(chosen, experts), [COLORS[expert] for rank_experts in chosen for expert in rank_experts]
+    paths, colors = (
+        journeys(expert_choices, experts),
+        [COLORS[expert] for rank_experts in expert_choices for expert in rank_experts],
+    )
     rank_height = max(place for path in paths for _, place in path) + 1.6
-    figure, axes = plt.subplots(figsize=(9, 0.45 * rank_height * len(chosen) + 0.6), layout="constrained")
-    for rank in range(len(chosen)):
+    figure, axes = plt.subplots(figsize=(9, 0.45 * rank_height * len(expert_choices) + 0.6), layout="constrained")
+    for rank in range(len(expert_choices)):
         axes.add_patch(
             Rectangle((-0.3, -rank_height * rank - rank_height + 0.8), 3.6, rank_height - 0.5, color="0.94", zorder=0)
         )
-        own_experts = range(rank * experts // len(chosen), (rank + 1) * experts // len(chosen))
+        own_experts = range(rank * experts // len(expert_choices), (rank + 1) * experts // len(expert_choices))
         axes.text(
             -0.36,
             -rank_height * (rank + 0.5) + 0.5,
@@ -124,7 +129,7 @@ def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
                 *zip(start, end, strict=True), color=color, linewidth=2.6 if source[0] != target[0] else 0.9, zorder=1
             )
         axes.scatter(*zip(*points, strict=True), s=170, color=color, edgecolor="white", zorder=2)
-    for path, expert in zip(paths, (expert for rank_experts in chosen for expert in rank_experts), strict=True):
+    for path, expert in zip(paths, (expert for rank_experts in expert_choices for expert in rank_experts), strict=True):
         for column, (rank, place) in enumerate(path):
             axes.text(
                 column,
@@ -140,6 +145,6 @@ def all_to_all(chosen: tuple[tuple[int, ...], ...], experts: int = 4) -> None:
         axes.text(column, 0.75, name, ha="center", fontsize=9)
     for x in (1.5, 2.5):
         axes.text(x, 0.75, "all-to-all →", ha="center", fontsize=9, style="italic")
-    axes.set(xlim=(-0.9, 3.4), ylim=(-rank_height * len(chosen) + 0.6, 1.2))
+    axes.set(xlim=(-0.9, 3.4), ylim=(-rank_height * len(expert_choices) + 0.6, 1.2))
     hide_frame(axes, "")
     plt.show()

@@ -140,11 +140,11 @@ class Ranks:
         return RuntimeError(f"rank {rank} ended: {stderr_lines[-1] if stderr_lines else 'it left no word'}")
 
 
-def packed(function: Callable, known: dict | None = None) -> dict[str, tuple]:
+def packed(function: Callable, collected_parts: dict | None = None) -> dict[str, tuple]:
     """The text of a function and of all that it names and a fresh process does not know: name → how to come by it. A
     function stands behind those that it names: where one is its decorator or the default of an argument, it has to be
     there first."""
-    parts = {} if known is None else known
+    parts = {} if collected_parts is None else collected_parts
     if function.__name__ == "<lambda>":
         raise ValueError("a lambda cannot be sent to ranks; give the function a name")
     inner, text = inspect.unwrap(function), textwrap.dedent(inspect.getsource(function))

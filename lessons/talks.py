@@ -7,10 +7,10 @@ from typing import Protocol
 from ref.environment import Reward, StepResult
 from ref.messages import Message
 
-__all__ = ["Ids", "Parrot", "Talk", "TokenTalk", "spoken", "written"]
+__all__ = ["Ids", "Parrot", "Talk", "TokenTalk", "spoken", "format_tokens"]
 
 
-def written(tokens: Sequence[int]) -> str:
+def format_tokens(tokens: Sequence[int]) -> str:
     """Token ids as a text."""
     return " ".join(map(str, tokens))
 
@@ -33,7 +33,7 @@ class Ids:
         return spoken(messages)
 
     def decode_turn(self, tokens: Sequence[int]) -> Message:
-        return Message("assistant", written(tokens))
+        return Message("assistant", format_tokens(tokens))
 
 
 class TokenTalk(Protocol):
@@ -53,11 +53,11 @@ class Talk:
         self.inner = inner
 
     def reset(self) -> list[Message]:
-        return [Message("user", written(self.inner.prompt))]
+        return [Message("user", format_tokens(self.inner.prompt))]
 
     def step(self, message: Message) -> StepResult:
         answer = self.inner.reply(spoken([message]))
-        return StepResult([Message("user", written(answer or []))], answer is None)
+        return StepResult([Message("user", format_tokens(answer or []))], answer is None)
 
     def reward(self) -> Reward:
         return Reward({}, {"success": 1.0})
@@ -76,8 +76,8 @@ class Parrot:
     prompt: list[int]
     answer: list[int]
     turns: int
-    heard: list[list[int]] = field(default_factory=list)
+    turns_seen: list[list[int]] = field(default_factory=list)
 
     def reply(self, turn: list[int]) -> list[int] | None:
-        self.heard.append(turn)
-        return self.answer if len(self.heard) < self.turns else None
+        self.turns_seen.append(turn)
+        return self.answer if len(self.turns_seen) < self.turns else None

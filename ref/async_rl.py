@@ -299,9 +299,9 @@ class Load:
 class Span:
     """A piece of somebody's time."""
 
-    who: str
+    service: str
     """ "trainer", or "worker N"."""
-    what: Literal["train", "decode", "idle", "swap"]
+    activity: Literal["train", "decode", "idle", "swap"]
     start: float
     end: float
     version: int
@@ -312,7 +312,7 @@ class Span:
 class Occupied:
     """What the slots of an engine do from a moment on, until its next entry."""
 
-    who: str
+    engine: str
     """ "worker N"."""
     at: float
     decoding: int
@@ -341,15 +341,15 @@ class Outcome:
     @property
     def trainer_idle(self) -> float:
         """Share of the time in which the trainer waits."""
-        busy = sum(span.end - span.start for span in self.spans if span.what == "train")
+        busy = sum(span.end - span.start for span in self.spans if span.activity == "train")
         return 1 - busy / self.seconds if self.seconds else 0.0
 
     @property
     def sampler_idle(self) -> float:
         """Share of the engines' time in which they decode nothing: they wait for tools, for the trainer, or load
         weights."""
-        workers = {span.who for span in self.spans if span.who != "trainer"}
-        busy = sum(span.end - span.start for span in self.spans if span.what == "decode")
+        workers = {span.service for span in self.spans if span.service != "trainer"}
+        busy = sum(span.end - span.start for span in self.spans if span.activity == "decode")
         return 1 - busy / (self.seconds * len(workers)) if workers and self.seconds else 0.0
 
     @property

@@ -27,8 +27,8 @@ a. Dr. GRPO's advantage (3) is linear in the reward, so every part can be read b
 b. Every part is a cost with an upper end. A reward for a behaviour would be earned for its own sake: for comments, for
    calls made together, for to-do items ticked off. A cost without an end would make a long failed rollout outweigh all
    else in its group.
-c. Doing nothing avoids most costs. Prices must be small beside the outcome; `Prices.most` says how much they can take
-   in all.
+c. Doing nothing avoids most costs. Prices must be small beside the outcome; `Prices.max_penalty` says how much they can
+   take in all.
 d. Broken rollouts count like others. Where a broken call discards the rollout, the policy learns to break calls on hard
    tasks.
 e. Some calls must wait for others, and then `sequential` costs what nobody can save. Within a group the shared part
@@ -63,9 +63,9 @@ from dataclasses import dataclass, fields
 
 from ref.transcript import Call, Todo, Transcript, Turn, claims_tests_pass, comment_share, suite_state
 
-__all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "rewarded"]
+__all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "compute_reward"]
 
-MOST = {
+MEASURE_CAPS = {
     "todos": 5.0,
     "broken": 5.0,
     "failed": 5.0,
@@ -115,12 +115,12 @@ class Prices:
     @classmethod
     def free(cls) -> "Prices":
         """Nothing costs anything."""
-        return cls(**dict.fromkeys(MOST, 0.0))
+        return cls(**dict.fromkeys(MEASURE_CAPS, 0.0))
 
     @property
-    def most(self) -> float:
+    def max_penalty(self) -> float:
         """What all parts together can take."""
-        return sum(getattr(self, name) * cap for name, cap in MOST.items())
+        return sum(getattr(self, name) * cap for name, cap in MEASURE_CAPS.items())
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class Behaviour:
     """The priced behaviour of one rollout."""
 
     parts: dict[str, float]
-    """−price · measure for each measure, in the order of `MOST`; in units of the reward, between −price · cap and 0."""
+    """−price · measure for each measure, in the order of `MEASURE_CAPS`; in units of the reward, between −price · cap
+    and 0."""
 
     @property
     def total(self) -> float:
@@ -162,17 +163,17 @@ def behaviour(transcript: Transcript, prices: Prices, claims: Callable[[str], bo
     """(1): every measure, capped and priced."""
     counts = measures(transcript, prices.free_comments, claims)
     # Eq. 1: −price_j · min(m_j, most_j)
-    return Behaviour({name: 0.0 - getattr(prices, name) * min(counts[name], cap) for name, cap in MOST.items()})
+    return Behaviour({name: 0.0 - getattr(prices, name) * min(counts[name], cap) for name, cap in MEASURE_CAPS.items()})
 
 
-def rewarded(outcome: float, effort_cost: float, found: Behaviour) -> float:
+def compute_reward(outcome: float, effort_cost: float, parts: Behaviour) -> float:
     """(2): what a group compares. `outcome` is the tests' reward and `effort_cost` the priced length penalty, which is
     subtracted. Raises ValueError unless both are finite and the cost is not negative."""
     if not (math.isfinite(outcome) and 0 <= effort_cost < math.inf):
         raise ValueError(
             f"outcome must be finite and effort_cost finite and at least 0; got {outcome} and {effort_cost}"
         )
-    return outcome - effort_cost + found.total  # Eq. 2: r = outcome − effort + b
+    return outcome - effort_cost + parts.total  # Eq. 2: r = outcome − effort + b
 
 
 def group_parts(group: Sequence[Behaviour]) -> dict[str, list[float]]:
@@ -225,7 +226,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     metrics = {}
     for index, name in enumerate(rollouts):
         metrics |= {
-            f"{name}_reward": rewarded(1.0, 0.0, group[index]),
+            f"{name}_reward": compute_reward(1.0, 0.0, group[index]),
             f"{name}_advantage": math.fsum(values[index] for values in advantages.values()),
         }
         log(index + 1, len(group), **{key: value for key, value in metrics.items() if key.startswith(name)})

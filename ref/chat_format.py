@@ -16,10 +16,11 @@ A template that cannot be used so is refused when the format is made, by name of
 that does not end turns with a control token, goes on otherwise than with its generation prompt, drops a word of a
 message, or knows no tool calls.
 
-    family      a call in the text                                                                      template, for example
-    hermes      <tool_call>{"name": …, "arguments": {…}}</tool_call>                                    Qwen2.5, Qwen3, ChatML of Hermes
-    xml         <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>       Qwen3-Coder
-    llama       {"name": …, "parameters": {…}}, the whole turn                                          Llama 3.1
+    family    a call in the text                                                                template (example)
+    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>                              Qwen2.5, Qwen3, ChatML
+                                                                                                of Hermes
+    xml       <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> Qwen3-Coder
+    llama     {"name": …, "parameters": {…}}, the whole turn                                    Llama 3.1
 
 Calls are looked for between control tokens where the tokenizer has them, not in text that spells them. A call that
 cannot be read keeps its text as `arguments`, so the environment can answer it, and count it. A parameter of the xml

@@ -86,7 +86,7 @@ from ref.checks import expect, expect_choice, expect_positive, refuse
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
 
 
-TOO_FAR_APART = "rewards of a group must be close enough together that their mean and deviation do not overflow"
+OVERFLOW_MESSAGE = "rewards of a group must be close enough together that their mean and deviation do not overflow"
 
 
 def group_advantages(
@@ -116,8 +116,8 @@ def group_advantages(
     if scale == "std":
         variance = centred.double().square().sum(1, keepdim=True) / (N - 1)  # s_g²: the sample variance
         advantages = (advantages / (variance.sqrt() + eps)).to(wide.dtype)  # Eq. 1: A = (R − b) / s_g
-        refuse(TOO_FAR_APART, ~variance.isfinite().all(1))
-    refuse(TOO_FAR_APART, ~advantages.isfinite().all(1))
+        refuse(OVERFLOW_MESSAGE, ~variance.isfinite().all(1))
+    refuse(OVERFLOW_MESSAGE, ~advantages.isfinite().all(1))
     return advantages
 
 
@@ -145,11 +145,11 @@ def policy_loss(
     """
     expect_positive("budget", budget)
     expect_choice("length", length, "none", "rollout")
-    log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, keep)
+    log_ratio, advantage, weight = select_tokens(logp, behavior_logp, advantages, mask, ratio, keep)
     if length == "rollout":
         weight = weight / _count_tokens(mask, keep)  # w = 1 / own length
     # Eq. 3: min(ρA, clip(ρ)A)
-    surrogate = torch.exp(pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
+    surrogate = torch.exp(clip_log_ratio(log_ratio, advantage, clip_low, clip_high)) * advantage
     return -(weight * surrogate).sum() / budget  # Eq. 3: −(1/budget) Σ w · surrogate
 
 
@@ -252,8 +252,8 @@ def ratio_statistics(
     """
     expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
-        log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
-        is_clipped = pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        log_ratio, advantage, weight = select_tokens(logp, behavior_logp, advantages, mask, ratio, None)
+        is_clipped = clip_log_ratio(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
             "mean_ratio": (weight * log_ratio.exp()).sum() / n_tokens,  # mean of ρ
             # share of tokens that Eq. 3 clips
@@ -262,7 +262,7 @@ def ratio_statistics(
         }
 
 
-def selected(
+def select_tokens(
     logp: Tensor, behavior_logp: Tensor, advantages: Tensor, mask: Tensor, ratio: str, keep: Tensor | None
 ) -> tuple[Tensor, ...]:
     """log ρ, A and the mask's weight for every token, in float32 or wider; zero on tokens that do not count.
@@ -298,7 +298,7 @@ def _count_tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
     return count.clamp(min=1)[:, None]
 
 
-def pessimistic(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def clip_log_ratio(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """log of the ratio that min(ρA, clip(ρ)A) picks: ≤ 1 + clip_high for A > 0, ≥ 1 − clip_low for A < 0, and
     1 for A = 0, where an overflowing ρ would make ρA = NaN."""
     if not (clip_low >= 0 and clip_high >= 0):

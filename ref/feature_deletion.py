@@ -9,10 +9,11 @@ reward hacks of their kind: a signature was read back from a type checker's cach
 
 Two tables are all that the method needs: the syntax tree of each file, and which test executed which line.
 
-    who         w(l) = the tests that executed line l                                                                 (1)
+    who         w(l) = the tests that executed line l                                                               (1)
     slice       S(G) = the statements s of functions with  ∅ ≠ ⋃_{l ∈ s} w(l) ⊆ G                                   (2)
-    groups      G = w(l) of some line l, with at least `least` tests and at most a share `most` of all                (3)
-    valid       at least `least` tests fail, all others pass, nothing fails to be collected, and gold comes back by hash    (4)
+    groups      G = w(l) of some line l, with at least `least` tests and at most a share `most` of all              (3)
+    valid       at least `least` tests fail, all others pass, nothing fails to be collected, and gold comes back    (4)
+                by hash
 
 (2) is what makes a slice safe: no test outside of G ever was in it, so few can miss it, and (4) finds those that do. It
 need not be a function. A slice may be one branch of an `if`, a handler of an exception, or such pieces of several
@@ -31,8 +32,8 @@ removed with it, for they tell how it was done.
 What makes a piece hard? (5) counts doublings: of lines, functions, files, tests that must pass together, and places
 that use what is gone.
 
-    difficulty  d = Σ log2(1 + n)  over lines, further functions, further files, tests / 3, callers                   (5)
-    level       the next one after more than `high` of the rollouts succeed, the one before after less than `low`      (6)
+    difficulty  d = Σ log2(1 + n)  over lines, further functions, further files, tests / 3, callers                 (5)
+    level       the next one after more than `high` of the rollouts succeed, the one before after less than `low`   (6)
 
 Where this file departs from the release, which gives neither an algorithm nor a number
 1. An agent deletes there. Here a rule does, so that no model is needed, and the same tasks come out every time.
@@ -69,7 +70,7 @@ import ast
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from operator import or_
 from types import FrameType
@@ -113,7 +114,7 @@ class Piece:
     """The tests that executed it, sorted; empty where no coverage was asked."""
 
 
-class Who:
+class LineCoverage:
     """(1) for one file."""
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class Who:
     def add(self, line: int, test: int) -> None:
         self.tests[line] = self.tests.get(line, 0) | test  # Eq. 1: the test joins w(l)
 
-    def over(self, first: int, last: int) -> int:
+    def tests_of_lines(self, first: int, last: int) -> int:
         """The tests that executed a line from `first` to `last`. Asked once for each group of tests, so an answer is
         kept."""
         if (first, last) not in self.cache:
@@ -131,50 +132,55 @@ class Who:
             self.cache[first, last] = reduce(or_, (self.tests.get(line, 0) for line in range(first, last + 1)), 0)
         return self.cache[first, last]
 
-    def only(self, first: int, last: int, group: int) -> bool:
+    def is_only_covered_by(self, first: int, last: int, group: int) -> bool:
         """(2): whether somebody executed these lines, and nobody outside of the group did."""
-        tests = self.over(first, last)
+        tests = self.tests_of_lines(first, last)
         return bool(tests) and not tests & ~group  # Eq. 2: ∅ ≠ ⋃ w(l) ⊆ G
 
 
 def slices(
-    tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5
+    tree: Mapping[str, bytes],
+    coverage: Mapping[str, Collection[tuple[str, int]]],
+    least: int = 3,
+    max_share: float = 0.5,
 ) -> tuple[Piece, ...]:
     """(2) for every group of (3), sorted. `tree`: files by name. `coverage`: test → (file, line) that it executed. The
     empty name stands for what ran outside of tests, at import: no group has it. Files that `tree` does not hold are
     ignored. Raises ValueError for least < 1, for most outside of (0, 1], and for a covered file that is no Python."""
-    if least < 1 or not 0 < most <= 1:
-        raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
+    if least < 1 or not 0 < max_share <= 1:
+        raise ValueError(f"least must be at least 1 and max_share a share above 0; got {least} and {max_share}")
     tests = sorted(test for test in coverage if test)
     bit = {test: 1 << number for number, test in enumerate([*tests, ""])}
-    line_tests: dict[str, Who] = {}
+    line_tests: dict[str, LineCoverage] = {}
     for test, lines in coverage.items():
         for file, line in lines:
-            line_tests.setdefault(file, Who()).add(line, bit[test])
+            line_tests.setdefault(file, LineCoverage()).add(line, bit[test])
     sources = {file: parse_source(tree[file]) for file in sorted(line_tests) if file in tree and file.endswith(".py")}
     file_functions = {
         file: [(name, node) for name, node in functions(source.tree) if "<locals>" not in name]
         for file, source in sources.items()
     }
     groups = {
-        line_tests[file].over(line, line)
+        line_tests[file].tests_of_lines(line, line)
         for file, nodes in file_functions.items()
         for _, node in nodes
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     pieces: dict[tuple[Patch, ...], Piece] = {}
-    for group in sorted(g for g in groups if least <= g.bit_count() <= most * len(tests) and not g & bit[""]):  # Eq. 3
+    for group in sorted(
+        g for g in groups if least <= g.bit_count() <= max_share * len(tests) and not g & bit[""]
+    ):  # Eq. 3
         patches, names = [], []
         for file, source in sources.items():
             group_functions = [
                 (name, node)
                 for name, node in file_functions[file]
-                if line_tests[file].over(node.lineno, node.end_lineno or 0) & group
+                if line_tests[file].tests_of_lines(node.lineno, node.end_lineno or 0) & group
             ]
             edits = [
                 (name, edit)
                 for name, node in group_functions
-                for edit in edits_of(source, node, line_tests[file], group)
+                for edit in make_function_edits(source, node, line_tests[file], group)
             ]
             if edits:
                 patches.append(patch(file, tree[file], [edit for _, edit in edits]))
@@ -187,10 +193,10 @@ def slices(
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
 
 
-def edits_of(source: Source, node: Function, who: Who, group: int) -> list[Edit]:
+def make_function_edits(source: Source, node: Function, coverage: LineCoverage, group: int) -> list[Edit]:
     """(2) for one function: what is taken out of it, and what stands there instead."""
     body = docstring_apart(node)
-    edits = _edit_suite(source, body, BODY_FILL, who, group) if body else []
+    edits = _edit_suite(source, body, BODY_FILL, coverage, group) if body else []
     if not edits or len(edits) == 1 and edits[0].new.rstrip().endswith(BODY_FILL.encode()):
         return edits
     covered = {line for edit in edits for line in range(edit.first, edit.last + 1)}
@@ -198,17 +204,19 @@ def edits_of(source: Source, node: Function, who: Who, group: int) -> list[Edit]
     return [] if yields and covered.issuperset(yields) else edits
 
 
-def _edit_suite(source: Source, suite: Suite, fill: str, line_tests: Who, group: int) -> list[Edit]:
+def _edit_suite(source: Source, suite: Suite, fill: str, line_tests: LineCoverage, group: int) -> list[Edit]:
     """(2) for the statements of a suite, and for those within the ones that stay."""
     start, end = source.begins(suite[0])[0], suite[-1].end_lineno or 0
-    if not line_tests.over(start, end) & group:
+    if not line_tests.tests_of_lines(start, end) & group:
         return []
-    if line_tests.only(start, end, group):  # also what nobody executes there: alone it would make no sense
-        edits = [source.cut(suite[0], suite[-1], fill, whole=bool(fill))]
+    if line_tests.is_only_covered_by(
+        start, end, group
+    ):  # also what nobody executes there: alone it would make no sense
+        edits = [source.cut(suite[0], suite[-1], fill, with_comments=bool(fill))]
     else:
         edits, statements = [], []
         for chunk in [*source.chunks(suite), []]:
-            if chunk and line_tests.only(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0, group):
+            if chunk and line_tests.is_only_covered_by(source.begins(chunk[0])[0], chunk[-1].end_lineno or 0, group):
                 statements += chunk
                 continue
             if statements and source.alone(statements[0]):
@@ -218,12 +226,14 @@ def _edit_suite(source: Source, suite: Suite, fill: str, line_tests: Who, group:
                 for inner, inner_fill in suites(source, node):
                     is_function = isinstance(node, Function)
                     edits += (
-                        edits_of(source, node, line_tests, group)
+                        make_function_edits(source, node, line_tests, group)
                         if is_function
                         else _edit_suite(source, inner, inner_fill, line_tests, group)
                     )
     # `pass` instead of `pass` is no edit
-    return [edit for edit in edits if line_tests.only(edit.first, edit.last, group) and edit.new != edit.old]
+    return [
+        edit for edit in edits if line_tests.is_only_covered_by(edit.first, edit.last, group) and edit.new != edit.old
+    ]
 
 
 def suites(source: Source, node: ast.stmt) -> list[tuple[Suite, str]]:
@@ -280,7 +290,7 @@ def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
                 and isinstance(statement.value, ast.Constant)
                 for statement in body
             ):
-                edit = source.cut(body[0], body[-1], BODY_FILL, whole=True)
+                edit = source.cut(body[0], body[-1], BODY_FILL, with_comments=True)
                 pieces.append(Piece("body", f"{file}:{name}", (patch(file, tree[file], [edit]),)))
     return tuple(pieces)
 
@@ -308,7 +318,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         raise ValueError(f"pieces must be at least two; got {len(parts)}")
     for number, piece in enumerate(parts):
         if conflicts := [
-            earlier_piece.name for earlier_piece in parts[:number] if not independent(piece, earlier_piece)
+            earlier_piece.name for earlier_piece in parts[:number] if not are_independent(piece, earlier_piece)
         ]:
             raise ValueError(f"{conflicts[0]} and {piece.name} change the same file, or share a part of their tests")
     patches = sorted(
@@ -318,12 +328,12 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     return Piece("several", "+".join(piece.name for piece in parts), tuple(patches), tuple(tests))
 
 
-def independent(piece: Piece, other: Piece) -> bool:
+def are_independent(first: Piece, second: Piece) -> bool:
     """Whether two pieces lie in different files, and their tests are other ones or the same ones."""
-    is_disjoint = {file_patch.file for file_patch in piece.patches}.isdisjoint(
-        file_patch.file for file_patch in other.patches
+    is_disjoint = {file_patch.file for file_patch in first.patches}.isdisjoint(
+        file_patch.file for file_patch in second.patches
     )
-    return is_disjoint and ({*piece.tests}.isdisjoint(other.tests) or {*piece.tests} == {*other.tests})
+    return is_disjoint and ({*first.tests}.isdisjoint(second.tests) or {*first.tests} == {*second.tests})
 
 
 def _read_sources(tree: Mapping[str, bytes]) -> Iterator[tuple[str, Source]]:
@@ -455,18 +465,25 @@ def _list_uses(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int, int, 
     return source.lines, function_uses
 
 
-def level(now: int, solved: int, tried: int, top: int, low: float = 0.25, high: float = 0.75) -> int:
-    """(6): the next level of difficulty, 0 to `top`, after `solved` of `tried` rollouts at the level `now`. Levels are
-    quantiles of (5), so that each holds as many tasks. Raises ValueError for numbers that make no sense."""
-    if not 0 <= now <= top or not 0 <= solved <= tried or not 0 <= low < high <= 1:
+def level(current: int, num_solved: int, num_rollouts: int, top: int, low: float = 0.25, high: float = 0.75) -> int:
+    """(6): the next level of difficulty, 0 to `top`, after `num_solved` of `num_rollouts` rollouts at the level
+    `current`. Levels are quantiles of (5), so that each holds as many tasks. Raises ValueError for numbers that make no
+    sense."""
+    if not 0 <= current <= top or not 0 <= num_solved <= num_rollouts or not 0 <= low < high <= 1:
         raise ValueError(
-            f"0 ≤ now ≤ top, 0 ≤ solved ≤ tried and 0 ≤ low < high ≤ 1 must hold; got {now}, {top}, "
-            f"{solved}, {tried}, {low}, {high}"
+            f"0 ≤ now ≤ top, 0 ≤ solved ≤ tried and 0 ≤ low < high ≤ 1 must hold; got {current}, {top}, "
+            f"{num_solved}, {num_rollouts}, {low}, {high}"
         )
-    if not tried:
-        return now
+    if not num_rollouts:
+        return current
     # Eq. 6: up above `high`, down below `low`
-    return min(top, now + 1) if solved > high * tried else max(0, now - 1) if solved < low * tried else now
+    return (
+        min(top, current + 1)
+        if num_solved > high * num_rollouts
+        else max(0, current - 1)
+        if num_solved < low * num_rollouts
+        else current
+    )
 
 
 # The demonstration: a package of one file, its tests, and who executes what.
@@ -571,7 +588,7 @@ class Demo:
 
     least: int = 3
     """Fewest tests that must fail."""
-    most: float = 0.5
+    max_share: float = field(default=0.5, metadata={"renamed_from": "most"})
     """Greatest share of the tests that a slice may concern."""
 
 
@@ -582,7 +599,7 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
     tree, metrics = {FILE: PROGRAM}, {}
     before, coverage = play(PROGRAM)
     pieces_by_way = {
-        "slice": slices(tree, coverage, config.least, config.most),
+        "slice": slices(tree, coverage, config.least, config.max_share),
         "body": bodies(tree),
         "symbol": symbols(tree),
     }

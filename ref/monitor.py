@@ -231,7 +231,7 @@ class Signature:
     name: str
     says: str
     """What it looks for, for whoever reads the alarm."""
-    found: Callable[[Transcript], bool]
+    matches: Callable[[Transcript], bool]
 
 
 def has_constant_body(transcript: Transcript) -> bool:
@@ -315,7 +315,7 @@ def statistics(
     questions = sum(
         rollout.final_message.endswith("?") and not any(call.writes for call in rollout.calls) for rollout in group
     )
-    hacks = sum(any(signature.found(rollout) for signature in signatures) for rollout in group)
+    hacks = sum(any(signature.matches(rollout) for signature in signatures) for rollout in group)
     return {
         # −Σ p log p / log(number of tools)
         "entropy": min(1.0, sum(-p * math.log(p) for p in shares) / math.log(len(set(tools)))) if calls else None,

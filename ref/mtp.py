@@ -116,7 +116,9 @@ class MTP(nn.Module):
         self.config = replace(
             config, num_experts=0, intermediate_size=mtp.intermediate_size, num_hidden_layers=mtp.depth
         )
-        self.layers: Sequence[MTPLayer] = nn.ModuleList(self.Layer(self.config) for _ in range(mtp.depth))  # pyright: ignore[reportAttributeAccessIssue]
+        self.layers: Sequence[MTPLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            self.Layer(self.config) for _ in range(mtp.depth)
+        )
         initialise(self, self.config)
 
     def forward(

@@ -11,7 +11,7 @@ A block of numbers shares a scale, so a few bits per number are enough. The form
                      E2M1
     FP8, blockwise   128 activations of a token, or 128 × 128 weights, share one float32 scale; values are E4M3
 
-    x ≈ value · 2^(byte − 127)          x ≈ value · block · s,  s = amax / (448 · 6)          x ≈ value · s,  s = amax / 448
+    x ≈ value · 2^(byte − 127)        x ≈ value · block · s,  s = amax / (448 · 6)        x ≈ value · s,  s = amax / 448
 
 Composer 2 trains its experts with NVFP4 in the forward pass and MXFP8 in the backward pass, and uses one float32 scale
 per token, not per tensor. `demo` shows why: a scale per tensor depends on everything else in the batch, later tokens

@@ -6,7 +6,8 @@ called in the order in which a step of `train` needs them:
 
     load      the sampler copies the newest weights                                        `ref/engine/sampler.py`
     choose    G tasks                                                                      `Curriculum`
-    sample    N rollouts of each; a rollout is a chain of contexts                         `ref/rollout.py`, `ref/self_summary.py`
+    sample    N rollouts of each; a rollout is a chain of contexts                         `ref/rollout.py`,
+                                                                                           `ref/self_summary.py`
     score     terms of effort and behaviour are added, and hints where one went wrong      `score_rollouts`
     improve   the policy gradient:
       micro-batches of contexts of similar length                                          `make_microbatches`
@@ -64,8 +65,8 @@ from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.mtp import MTP, mtp_loss
 from ref.network import Output, Transformer
-from ref.rollout import Each, Limits, Rollout, hash_seed, one_by_one, sample_rollouts
-from ref.router_replay import differing, replay
+from ref.rollout import Limits, MapFunction, Rollout, hash_seed, map_in_order, sample_rollouts
+from ref.router_replay import compare_experts, replay
 from ref.self_summary import Chain, Chaining, spread
 from ref.textual_feedback import Hinted, feedback_loss, hinted, predictions
 
@@ -75,26 +76,26 @@ __all__ = [
     "Done",
     "Feedback",
     "InOrder",
-    "Payment",
+    "RewardCoefficients",
     "Plain",
     "Settings",
     "Step",
     "Trainer",
-    "Watch",
+    "MonitorSettings",
     "make_microbatches",
     "improve",
-    "own_logp",
+    "compute_own_logp",
     "pad",
-    "reference_kl",
-    "reward_terms",
-    "routing",
+    "compute_reference_kl",
+    "compute_reward_terms",
+    "make_routing",
     "score_rollouts",
     "train",
 ]
 
 
 @dataclass(frozen=True)
-class Payment:
+class RewardCoefficients:
     """Terms of an episode's reward (report §4.2: tests, effort, behaviour)."""
 
     effort_price: float = 0.0002
@@ -129,7 +130,7 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class Watch:
+class MonitorSettings:
     """The monitor beside RL (`ref/monitor.py`). It changes nothing but what is said. Asynchronous RL has none."""
 
     on: bool = True
@@ -183,7 +184,9 @@ class Settings:
     budget_tokens: int = 40
     """Constant that replaces a rollout's length in the normaliser G·N·budget_tokens (Dr. GRPO does not divide by
     length). grpo and gspo divide by each rollout's length, dapo by the tokens of the step; hints keep the constant."""
-    payment: Payment = field(default_factory=lambda: Payment(effort_price=0.0, invalid_call=0.0, kl=0.0))
+    payment: RewardCoefficients = field(
+        default_factory=lambda: RewardCoefficients(effort_price=0.0, invalid_call=0.0, kl=0.0)
+    )
     """Prices of effort, of invalid calls and of drift from the policy before RL."""
     behaviour: Prices = field(default_factory=Prices.free)
     """Prices of habits (§4.2). The plain small world has no messages, to-do items and lints to price."""
@@ -194,7 +197,7 @@ class Settings:
     """Plausibility that an expert needs in filtered replay."""
     feedback: Feedback = field(default_factory=Feedback)
     """Hints where a rollout went wrong."""
-    monitor: Watch = field(default_factory=Watch)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
     """What is watched for in the rollouts."""
     shuffle_rewards: bool = False
     """Control: permute the rewards over the batch, so they carry no information about their rollouts."""
@@ -421,11 +424,11 @@ def train(
     name: str = "rl",
     first: int = 0,
     observe: Callable[[Done], None] = lambda done: None,
-    each: Each = one_by_one,
+    map_fn: MapFunction = map_in_order,
 ) -> None:
     """The loop. Each step samples G·N rollouts with the newest weights, and updates the weights once. `reference`: the
     policy before RL, from which drift is measured and penalised. `seed`, `name`: of the random numbers.
-    `first`: steps that were done before. `each(function, parts)` may compute elsewhere; the bits do not depend on
+    `first`: steps that were done before. `map_fn(function, parts)` may compute elsewhere; the bits do not depend on
     where."""
     curriculum = curriculum or InOrder(tasks)
     for step in range(first, c.steps):
@@ -441,7 +444,7 @@ def train(
             limits,
             c.temperature,
             generator,
-            each,
+            map_fn,
             tasks.is_slow,
         )
         score_rollouts(c, tasks, rollouts, hash_seed(seed, "hints", step))
@@ -453,7 +456,7 @@ def train(
             mtp=trainer.drafts(step),
             mtp_weight=trainer.mtp_weight,
             seed=hash_seed(seed, "shuffle", step),
-            each=each,
+            map_fn=map_fn,
         )
         metrics = trainer.apply(result, c.rate(step))
         curriculum.update(step_tasks, rollouts)
@@ -466,12 +469,12 @@ def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], see
     for rollout in rollouts:
         if rollout.failure:
             continue
-        if c.behaviour.most or c.monitor.on:
+        if c.behaviour.max_penalty or c.monitor.on:
             rollout.transcript = tasks.transcript(rollout)
         priced_behaviour = (
-            behaviour(rollout.transcript, c.behaviour) if c.behaviour.most and rollout.transcript else None
+            behaviour(rollout.transcript, c.behaviour) if c.behaviour.max_penalty and rollout.transcript else None
         )
-        rollout.terms = reward_terms(rollout, c.payment, priced_behaviour)
+        rollout.terms = compute_reward_terms(rollout, c.payment, priced_behaviour)
         if priced_behaviour:
             rollout.metrics |= {f"behaviour_{name}": value for name, value in priced_behaviour.parts.items()}
     if c.feedback.weight:
@@ -479,11 +482,16 @@ def score_rollouts(c: Settings, tasks: TaskSet, rollouts: Sequence[Rollout], see
             rollout.hints = hints
 
 
-def reward_terms(rollout: Rollout, payment: Payment, behaved: Behaviour | None = None) -> dict[str, float]:
+def compute_reward_terms(
+    rollout: Rollout, payment: RewardCoefficients, behaved: Behaviour | None = None
+) -> dict[str, float]:
     """The terms of a rollout's reward: the environment's own, minus the priced effort (§4.2), minus a penalty for each
     invalid call, and what its behaviour earned if that is priced. Their sum is the reward, without KL, which needs the
     reference's log-probs."""
-    written_tokens, total_tokens = rollout.chain.written, sum(len(segment.tokens) for segment in rollout.chain.segments)
+    written_tokens, total_tokens = (
+        rollout.chain.num_sampled_tokens,
+        sum(len(segment.tokens) for segment in rollout.chain.segments),
+    )
     effort_units = effort(
         Effort(
             thinking_tokens=0,
@@ -511,7 +519,7 @@ def improve(
     mtp: MTP | None = None,
     mtp_weight: float = 1.0,
     seed: int = 0,
-    each: Each = one_by_one,
+    map_fn: MapFunction = map_in_order,
 ) -> Step:
     """The policy gradient of a batch of finished rollouts; those of a group are adjacent. The model is not changed.
     Rollouts whose environment failed are in no mean and no sum.
@@ -519,7 +527,7 @@ def improve(
     reference: the policy before RL; with None, drift is neither measured nor penalised. mtp: draft layers that train on
     the same forward pass with weight `mtp_weight`, by a mean over the policy's own tokens; their gradient does not
     reach the trunk. If `feedback.weight` is above 0, the loss of the hints (`Rollout.hints`) is added. `seed`: of the
-    permutation, if `shuffle_rewards` is set. `each(function, batches)` may compute micro-batches elsewhere: gradients
+    permutation, if `shuffle_rewards` is set. `map_fn(function, batches)` may compute micro-batches elsewhere: gradients
     are summed in float32 in a fixed order, so the bits do not depend on where. The losses of Dr. GRPO and of the hints
     are divided by `budget_tokens` times the rollouts that are left, that of another variant by what its budget counts
     of these. Raises EnvironmentFailure if there are none."""
@@ -535,9 +543,9 @@ def improve(
     if reference is not None:
 
         def compute_drift(batch: Batch) -> tuple[Tensor, Tensor]:
-            return reference_kl(model, reference, batch.ids, batch.own, batch.behavior, c.temperature)
+            return compute_reference_kl(model, reference, batch.ids, batch.own, batch.behavior, c.temperature)
 
-        for batch, parts in zip(batches, each(compute_drift, batches), strict=True):
+        for batch, parts in zip(batches, map_fn(compute_drift, batches), strict=True):
             for chain_sums, batch_sums in zip((drift, engine), parts, strict=True):
                 chain_sums.index_add_(0, batch.chain, batch_sums)
     # r − β·KL
@@ -559,15 +567,15 @@ def improve(
         len(chains) * c.budget_tokens
     )  # a constant, so the micro-batches' losses add up to that of the full batch
     # The same for the variant's own budget, and the weight w of a chain's tokens (Eq. 3)
-    lengths = torch.tensor([chain.written for chain in chains])
+    lengths = torch.tensor([chain.num_sampled_tokens for chain in chains])
     policy_budget = objective.budget(len(chains), int(lengths.sum()), c.budget_tokens)
     weights = objective.token_weights(lengths, torch.tensor([chain.finished for chain in chains]))
     hinted_contexts = find_hinted(rollouts) if c.feedback.weight else {}
 
     def evaluate_policy(batch: Batch) -> tuple[Tensor, Output]:
-        experts = routing(batch.contexts, batch.ids.shape[1], c.replay, c.replay_alpha)
+        experts = make_routing(batch.contexts, batch.ids.shape[1], c.replay, c.replay_alpha)
         out = model(batch.ids, logits=False, experts=experts)
-        return own_logp(model, out.hidden, batch.ids, batch.own, c.temperature), out
+        return compute_own_logp(model, out.hidden, batch.ids, batch.own, c.temperature), out
 
     @torch.no_grad()
     def sum_log_ratios(batch: Batch) -> Tensor:
@@ -576,7 +584,7 @@ def improve(
     mean_log_ratio = None
     if objective.ratio == "sequence":  # log ρ of an entire chain, whose contexts lie in several micro-batches
         mean_log_ratio = torch.zeros_like(drift)
-        for batch, sums in zip(batches, each(sum_log_ratios, batches), strict=True):
+        for batch, sums in zip(batches, map_fn(sum_log_ratios, batches), strict=True):
             mean_log_ratio.index_add_(0, batch.chain, sums)
         mean_log_ratio /= lengths.clamp(min=1)
 
@@ -601,15 +609,15 @@ def improve(
             is_routed = (torch.arange(T) < batch.lengths[:, None] - 1).flatten()
             expert_pair = (
                 [layer_experts[is_routed] for layer_experts in layers]
-                for layers in (out.experts, routing(batch.contexts, T, "plain", 0.0) or [])
+                for layers in (out.experts, make_routing(batch.contexts, T, "plain", 0.0) or [])
             )
-            result.dropped, result.num_routed = differing(*expert_pair)["decisions"], int(is_routed.sum())
+            result.dropped, result.num_routed = compare_experts(*expert_pair)["decisions"], int(is_routed.sum())
         if mtp is not None:
             doc = torch.where(torch.arange(T) < batch.lengths[:, None], 0, -1)
             draft_loss, result.mtp_count, _ = mtp_loss(mtp, model, out, batch.ids, doc, batch.own.float())
             result.mtp_loss, result.mtp_gradients = (
                 draft_loss.item(),
-                gradients_of(mtp_weight * draft_loss / own.sum(), mtp, again=True),
+                compute_gradients(mtp_weight * draft_loss / own.sum(), mtp, retain_graph=True),
             )
         if hinted_rows := [
             (index, hinted_contexts[row]) for index, row in enumerate(batch.rows.tolist()) if row in hinted_contexts
@@ -622,10 +630,10 @@ def improve(
             )
             loss = loss + c.feedback.weight * feedback_term
             result.distilled, result.divergence_sum = len(student), feedback_term.item() * budget
-        result.gradients = gradients_of(loss, model)
+        result.gradients = compute_gradients(loss, model)
         return result
 
-    results = each(compute_microbatch, batches)
+    results = map_fn(compute_microbatch, batches)
     count, num_routed, tokens = (
         sum(micro.mtp_count for micro in results),
         sum(micro.num_routed for micro in results),
@@ -639,7 +647,7 @@ def improve(
 
     return Step(
         loss=sum(micro.loss for micro in results),
-        gradients=total_of([micro.gradients for micro in results]),
+        gradients=sum_gradients([micro.gradients for micro in results]),
         rewards=scatter(rewards),
         drift=scatter(drift),
         engine=scatter(engine),
@@ -648,7 +656,7 @@ def improve(
         nll=-(behavior.sum().item() / tokens),
         dropped=sum(micro.dropped * micro.num_routed for micro in results) / num_routed if num_routed else None,
         mtp_loss=sum(micro.mtp_loss for micro in results) / count if count else None,
-        mtp_gradients=total_of([micro.mtp_gradients for micro in results]) if count else None,
+        mtp_gradients=sum_gradients([micro.mtp_gradients for micro in results]) if count else None,
         distilled=num_distilled,
         divergence=sum(micro.divergence_sum for micro in results) / num_distilled if num_distilled else None,
     )
@@ -706,7 +714,7 @@ def pad(rollouts: Sequence[Segment], multiple: int = 1, rows_multiple: int = 1) 
 
 
 @torch.no_grad()
-def reference_kl(
+def compute_reference_kl(
     policy: Transformer,
     reference: Transformer,
     ids: Tensor,
@@ -721,14 +729,15 @@ def reference_kl(
     Both networks are evaluated by the same engine here, each with its own experts. So an untrained policy has a drift
     of exactly zero, however coarse its sampler is."""
     policy_logp, reference_logp = (
-        own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature) for model in (policy, reference)
+        compute_own_logp(model, model(ids, logits=False).hidden, ids, mask, temperature)
+        for model in (policy, reference)
     )
     # k1 = log π − log π_ref, and log μ − log π
     drift, engine = kl.token_kl(policy_logp, reference_logp, "k1"), behavior_logp[:, 1:] - policy_logp
     return (drift * mask[:, 1:]).sum(1), (engine * mask[:, 1:]).sum(1)
 
 
-def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+def compute_own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probs [B, T−1], at the sampling temperature, of the policy's own tokens (`mask` [B, T]) given the tokens
     before them; zero elsewhere, where the head is not run."""
     row, t = mask[:, 1:].nonzero(as_tuple=True)
@@ -736,12 +745,12 @@ def own_logp(model: Transformer, hidden: Tensor, ids: Tensor, mask: Tensor, temp
     return logp.new_zeros(len(ids), ids.shape[1] - 1).index_put((row, t), logp)
 
 
-def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) -> list | None:
+def make_routing(rollouts: Sequence[Segment | None], T: int, mode: str, alpha: float) -> list | None:
     """The sampler's experts, per layer, for a training pass over these rollouts padded to T tokens (a rollout of None
     is a padding row): indices [B·T, K] ("plain"), functions that filter them by this router's scores ("filtered"), or
     None ("none", and for a dense network)."""
     _, L, K = next(rollout for rollout in rollouts if rollout is not None).experts.shape
-    if how == "none" or not L:
+    if mode == "none" or not L:
         return None
     # Padding needs K distinct experts too; no gradient comes from it.
     experts = torch.arange(K).expand(len(rollouts), T, L, K).clone()
@@ -751,7 +760,7 @@ def routing(rollouts: Sequence[Segment | None], T: int, how: str, alpha: float) 
     layers = experts.flatten(0, 1).unbind(1)
     return (
         list(layers)
-        if how == "plain"
+        if mode == "plain"
         else [functools.partial(replay, replayed=layer_experts, k=K, alpha=alpha) for layer_experts in layers]
     )
 
@@ -816,13 +825,13 @@ class MicrobatchResult:
     """Tokens that hints correct, and the sum of their divergences, nats."""
 
 
-def gradients_of(loss: Tensor, model: torch.nn.Module, again: bool = False) -> list[Tensor | None]:
-    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on. `again`: keep
-    the graph for another backward pass."""
-    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again, allow_unused=True))
+def compute_gradients(loss: Tensor, model: torch.nn.Module, retain_graph: bool = False) -> list[Tensor | None]:
+    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on.
+    `retain_graph`: keep the graph for another backward pass."""
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=retain_graph, allow_unused=True))
 
 
-def total_of(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
+def sum_gradients(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     """The sum over micro-batches for each parameter, in float32 or wider, in the order of the micro-batches."""
     columns = [
         [gradient.to(torch.promote_types(gradient.dtype, torch.float32)) for gradient in column if gradient is not None]

@@ -48,19 +48,19 @@ from ref.transcript import Transcript
 __all__ = [
     "SUMMARY",
     "Driver",
-    "Each",
+    "MapFunction",
     "Limits",
     "Rollout",
     "common_names",
     "decode_rollout",
     "hash_seed",
-    "one_by_one",
+    "map_in_order",
     "rollout",
     "sample_rollouts",
     "script_rollout",
 ]
 
-Each = Callable[[Callable[[Any], Any], Sequence[Any]], list]
+MapFunction = Callable[[Callable[[Any], Any], Sequence[Any]], list]
 """(function, parts) → [function(part) for part in parts], wherever it is computed."""
 
 SUMMARY = "summary"
@@ -130,7 +130,11 @@ class Rollout:
     def logged(self) -> dict[str, float]:
         """Its metrics, and how much it wrote, of which means are logged."""
         chain = self.chain
-        counts = {"written": chain.written, "segments": len(chain.segments), "summary_tokens": chain.summary_tokens}
+        counts = {
+            "written": chain.num_sampled_tokens,
+            "segments": len(chain.segments),
+            "summary_tokens": chain.summary_tokens,
+        }
         return {name: float(value) for name, value in {**self.metrics, **counts}.items()}
 
 
@@ -608,7 +612,7 @@ def common_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in (metrics[0] if metrics else ()) if all(name in record for record in metrics)]
 
 
-def one_by_one(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
+def map_in_order(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
     """[function(part) for part in parts]"""
     return [function(part) for part in parts]
 
@@ -653,7 +657,7 @@ def rollout(
     return [rollouts[number] for number in range(len(make))]
 
 
-FEWEST, MOST = 32, 600
+MIN_BATCH, MAX_BATCH = 32, 600
 """Bounds for the rollouts in one batch, which has a quarter of them otherwise. A step of a small network has a fixed
 cost as high as that of 100 contexts, so small batches are inefficient; large ones take memory, half a megabyte per
 rollout of the small world."""
@@ -668,7 +672,7 @@ def sample_rollouts(
     limits: Limits,
     temperature: float,
     generator: torch.Generator | None,
-    each: Each = one_by_one,
+    map_fn: MapFunction = map_in_order,
     threads: bool = False,
 ) -> list[Rollout]:
     """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are
@@ -676,8 +680,8 @@ def sample_rollouts(
     draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no
     generator is needed.
 
-    `each(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend on
-    the number of processes, because the last bit of a product depends on its number of rows."""
+    `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend
+    on the number of processes, because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     counts: Counter[str] = Counter()
     requests: list[tuple[Any, int, int | None]] = []
@@ -692,9 +696,9 @@ def sample_rollouts(
             sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads
         )
 
-    size = min(max(FEWEST, -(-len(requests) // 4)), MOST)
+    size = min(max(MIN_BATCH, -(-len(requests) // 4)), MAX_BATCH)
     batches = [range(len(requests))[start : start + size] for start in range(0, len(requests), size)]
-    rollouts = [*itertools.chain(*each(sample_batch, batches))]
+    rollouts = [*itertools.chain(*map_fn(sample_batch, batches))]
     for (task, *_), sampled_rollout in zip(requests, rollouts, strict=True):
         sampled_rollout.task = task
     return rollouts

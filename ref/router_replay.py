@@ -50,7 +50,7 @@ from torch import Tensor
 from ref.checks import expect
 from ref.network.model import weigh
 
-__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
+__all__ = ["Demo", "demo", "compare_experts", "gates", "mismatch", "replay", "route"]
 
 
 def replay(
@@ -145,26 +145,32 @@ def check_log_probs(logp: Tensor, behavior: Tensor, mask: Tensor) -> None:
             raise ValueError(f"{name} must be finite where mask is True")
 
 
-def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
+def compare_experts(
+    trainer_experts: Sequence[Int[Tensor, "N K"]], engine_experts: Sequence[Int[Tensor, "N K"]]
+) -> dict[str, float]:
     """Per layer the experts of both engines → `decisions`, the share of chosen experts that the other did not
     choose, and `tokens`, the share of tokens with such an expert in at least one layer. The order of a
     token's experts does not count. Raises ValueError unless both hold as many layers, one at least, of one
     shape [N, K] with N and K at least 1."""
-    check_experts(ours, theirs)
-    if not ours[0].numel():
-        raise ValueError(f"ours must hold experts of at least one token, got {list(ours[0].shape)}")
-    missing = torch.stack([~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(ours, theirs, strict=True)])
+    check_experts(trainer_experts, engine_experts)
+    if not trainer_experts[0].numel():
+        raise ValueError(f"ours must hold experts of at least one token, got {list(trainer_experts[0].shape)}")
+    missing = torch.stack(
+        [~(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for a, b in zip(trainer_experts, engine_experts, strict=True)]
+    )
     return {"decisions": missing.double().mean().item(), "tokens": missing.any(2).any(0).double().mean().item()}
 
 
-def check_experts(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+def check_experts(trainer_experts: Sequence[Tensor], engine_experts: Sequence[Tensor]) -> None:
     """Raises ValueError, naming the argument at fault, unless both hold as many layers, one at least, of one shape [N,
     K]."""
-    if not len(ours) == len(theirs) > 0:
-        raise ValueError(f"ours and theirs must hold as many layers, got {len(ours)} and {len(theirs)}")
-    for name, experts in (("ours", ours), ("theirs", theirs)):
+    if not len(trainer_experts) == len(engine_experts) > 0:
+        raise ValueError(
+            f"ours and theirs must hold as many layers, got {len(trainer_experts)} and {len(engine_experts)}"
+        )
+    for name, experts in (("ours", trainer_experts), ("theirs", engine_experts)):
         for layer, layer_experts in enumerate(experts):
-            shape = ours[0].shape if layer or name == "theirs" else "NK"
+            shape = trainer_experts[0].shape if layer or name == "theirs" else "NK"
             expect(f"{name}[{layer}]", layer_experts, "int", *shape)
 
 
@@ -215,7 +221,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
 
     behavior, sampled = score_tokens(engine)
     own_logp, output = score_tokens(trainer)
-    metrics |= {f"differing_{metric}": value for metric, value in differing(output.experts, sampled.experts).items()}
+    metrics |= {
+        f"differing_{metric}": value for metric, value in compare_experts(output.experts, sampled.experts).items()
+    }
     # The filter looks at the scores of the very pass it steers: a layer's input depends on those before.
     filtered = [
         partial(replay, replayed=layer, k=shape.num_experts_per_tok, alpha=config.alpha) for layer in sampled.experts

@@ -113,7 +113,7 @@ class Chain:
         return sum(int((~segment.sampled).sum()) for segment in self.segments)
 
     @property
-    def written(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """Tokens that the policy wrote, summaries included."""
         return sum(int(segment.sampled.sum()) for segment in self.segments)
 
@@ -369,8 +369,9 @@ def demo(config: Demo = Demo(), log: Callable[..., None] = lambda *_, **__: None
         counts = {
             "segments": [len(chain.segments) for chain in chains],
             "finished": [chain.finished for chain in chains],
+            "written": [chain.num_sampled_tokens for chain in chains],
         }
-        for name in ("written", "summary_tokens", "prefill", "saved"):
+        for name in ("summary_tokens", "prefill", "saved"):
             counts[name] = [getattr(chain, name) for chain in chains]
         metrics |= {f"{join}_{name}": sum(values) / len(chains) for name, values in counts.items()}
         if join == "self":

@@ -196,11 +196,11 @@ class Source:
                 groups.append([node])
         return groups
 
-    def cut(self, first: ast.stmt, last: ast.stmt, fill: str, whole: bool = False) -> Edit:
+    def cut(self, first: ast.stmt, last: ast.stmt, fill: str, with_comments: bool = False) -> Edit:
         """Takes away the statements from `first` to `last` of one suite, and the comments directly above that are
         indented as they are. What stands before `first` in its line stays if there is a `fill`, which comes behind it.
-        `whole`: comments directly below that are indented as much, or more, go too: they are the suite's, unless
-        `first` is an `elif`."""
+        `with_comments`: comments directly below that are indented as much, or more, go too: they are the suite's,
+        unless `first` is an `elif`."""
         start, offset = self.begins(first)
         end = last.end_lineno or last.lineno
         before = self.lines[start - 1].encode()[:offset].decode()
@@ -216,7 +216,7 @@ class Source:
                 and not (start > 2 and self.lines[start - 3].rstrip().endswith("\\"))
             ):
                 start -= 1
-            while whole and end < len(self.lines) and self._is_comment(end + 1, before):
+            while with_comments and end < len(self.lines) and self._is_comment(end + 1, before):
                 end += 1
         return Edit(start, b"".join(self.raw[start - 1 : end]), new)
 

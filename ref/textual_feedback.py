@@ -16,9 +16,10 @@ same tokens are scored twice.
     L = (1/budget) Σ_t w_t · D_t         added to the loss of `ref/dr_grpo.py`, which has the same kind of budget   (1)
 
              D per token                             gradient in the student's logits
-    forward  KL(t‖s) = Σ t · log(t/s)                s − t                                             covers what the teacher may do
-    reverse  KL(s‖t) = Σ s · log(s/t)                s · (log(s/t) − KL(s‖t))                          leaves what the teacher would not do
-    js       (KL(s‖m) + KL(t‖m)) / 2, m = (s+t)/2    s · (log(s/m) − KL(s‖m)) / 2                      at most log 2, symmetric
+    forward  KL(t‖s) = Σ t · log(t/s)                s − t                               covers what the teacher may do
+    reverse  KL(s‖t) = Σ s · log(s/t)                s · (log(s/t) − KL(s‖t))            leaves what the teacher would
+                                                                                         not do
+    js       (KL(s‖m) + KL(t‖m)) / 2, m = (s+t)/2    s · (log(s/m) − KL(s‖m)) / 2        at most log 2, symmetric
 
 The traps
 a. Positions shift by the hint. The logits that predict token t sit at t − 1 of the student's sequence, and at t' − 1 of
@@ -159,15 +160,20 @@ def hinted(segment: Segment, hints: Sequence[Hint]) -> Hinted:
 
 
 def predictions(
-    student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted
+    student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], hinted_sequence: Hinted
 ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
     """What predicts the distilled tokens in both sequences: logits, or hidden states before the head is run. The
     teacher's part is detached. Each sequence is read at the position before the token. Raises ValueError if one is
-    shorter than `where` asks for."""
-    for name, states, positions in (("student", student, where.student), ("teacher", teacher, where.teacher)):
+    shorter than `hinted_sequence` asks for."""
+    for name, states, positions in (
+        ("student", student, hinted_sequence.student),
+        ("teacher", teacher, hinted_sequence.teacher),
+    ):
         if len(positions) and len(states) < int(positions[-1]):
             raise ValueError(f"{name} must have at least {int(positions[-1])} positions; got {len(states)}")
-    return student[where.student - 1], teacher[where.teacher - 1].detach()  # read at t − 1 and t' − 1
+    return student[hinted_sequence.student - 1], teacher[
+        hinted_sequence.teacher - 1
+    ].detach()  # read at t − 1 and t' − 1
 
 
 def divergence(

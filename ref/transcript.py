@@ -149,11 +149,11 @@ def comment_share(codes: list[str] | tuple[str, ...]) -> float | None:
     """Share of comments in these pieces of Python, in [0, 1]: characters of comments and of strings that stand alone
     (docstrings), over all characters, white space aside. A piece that is no Python is counted by its lines that begin
     with # or //. None without any character."""
-    total = sum(len(squeezed(code)) for code in codes)
-    return sum(len(squeezed(part)) for code in codes for part in comments(code)) / total if total else None
+    total = sum(len(remove_whitespace(code)) for code in codes)
+    return sum(len(remove_whitespace(part)) for code in codes for part in comments(code)) / total if total else None
 
 
-def squeezed(text: str) -> str:
+def remove_whitespace(text: str) -> str:
     return "".join(text.split())
 
 

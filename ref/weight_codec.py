@@ -170,7 +170,7 @@ def pack_streams(kind: str, count: int, level: int, first: Sequence[np.ndarray],
     return head + struct.pack(f"<{len(data)}Q", *map(len, data)) + b"".join(data)
 
 
-def opened(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
+def unpack_streams(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
     """Kind, count and streams of what `pack_streams` made. Raises SyncError for anything else."""
     try:
         magic, kind, compressed, first, second, count = HEAD.unpack_from(blob)
@@ -189,7 +189,7 @@ def opened(blob: bytes) -> tuple[str, int, list[np.ndarray], list[np.ndarray]]:
 
 def unpack(blob: bytes, size: int) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
     """The delta that `pack` wrote. Raises SyncError for bytes that are no delta of `size` weights."""
-    kind, count, position_streams, step_streams = opened(blob)
+    kind, count, position_streams, step_streams = unpack_streams(blob)
     distances = unvarint(step_streams)
     distances = (distances >> 1) ^ -(distances & 1)  # zig-zag, back
     if kind == "gap":
@@ -222,7 +222,7 @@ def pack_full(rows: Sequence[Tensor], level: int) -> bytes:
 
 
 def unpack_full(blob: bytes, size: int) -> Tensor:
-    kind, count, (high, *_), (low, *_) = opened(blob)
+    kind, count, (high, *_), (low, *_) = unpack_streams(blob)
     if kind != "full" or not count == size == len(high) == len(low):
         raise SyncError(f"these bytes are no anchor of {size} weights")
     return torch.from_numpy(np.stack((low, high), 1).view(np.int16)[:, 0].copy()).view(torch.bfloat16)

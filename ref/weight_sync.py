@@ -193,9 +193,9 @@ class SingleRank:
     rank = 0
     encode, apply = staticmethod(encode_delta), staticmethod(apply_delta)
 
-    def together(self, mine):
+    def gather_objects(self, value):
         """What every rank said, by rank."""
-        return [mine]
+        return [value]
 
 
 class Writer(SingleRank):
@@ -212,7 +212,7 @@ class Writer(SingleRank):
             )
         self.store, self.anchor_every, self.merge_every, self.level = store, anchor_every, merge_every, level
         self.version: int | None = None
-        self.held: list[Tensor] = []
+        self.base_weights: list[Tensor] = []
         self.recent: list[tuple[int, tuple[Tensor, Tensor]]] = []
         """Bases and deltas of the last versions."""
 
@@ -222,7 +222,9 @@ class Writer(SingleRank):
         last, and for other rows than before."""
         if self.version is not None and version <= self.version:
             raise ValueError(f"version {version} must be above {self.version}, the last one")
-        if self.held and [len(tensor) for tensor in self.held] != [part.weights.numel() for part in parts]:
+        if self.base_weights and [len(tensor) for tensor in self.base_weights] != [
+            part.weights.numel() for part in parts
+        ]:
             raise ValueError("parts must be the rows that the last version had, in the same order")
         new_weights, recent = [part.bits() for part in parts], self.recent
         try:
@@ -243,7 +245,7 @@ class Writer(SingleRank):
                 links.append(("anchor", None, pack_full(new_weights, self.level)))
             places = [part.place() for part in parts]
             shards = [
-                (kind, base, self.put(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": places})
+                (kind, base, self.upload_shard(f"{version:08d}/{kind}-{self.rank}", blob) | {"parts": places})
                 for kind, base, blob in links
             ]
             report = (
@@ -254,26 +256,26 @@ class Writer(SingleRank):
             )
         except Exception as error:  # whatever it is: the other ranks must hear of it, or they would wait forever
             report = f"{type(error).__name__}: {error}", [], [], {}
-        for rank, (failure, *_) in enumerate(reports := self.together(report)):
+        for rank, (failure, *_) in enumerate(reports := self.gather_objects(report)):
             if failure:
                 raise SyncError(
                     f"version {version} was not published: rank {rank} could not write its rows ({failure})"
                 )
         manifest = self.commit(version, reports)
-        self.held = [tensor.clone() for tensor in new_weights]
+        self.base_weights = [tensor.clone() for tensor in new_weights]
         self.version, self.recent = version, recent
         return manifest
 
     def difference(self, new: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Delta of all rows, laid behind each other."""
         deltas, offset = [(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))], 0
-        for a, b in zip(self.held, new, strict=True):
+        for a, b in zip(self.base_weights, new, strict=True):
             positions, steps = self.encode(a, b)
             deltas.append((positions.cpu() + offset, steps.cpu()))
             offset += len(b)
         return torch.cat([part_positions for part_positions, _ in deltas]), torch.cat([steps for _, steps in deltas])
 
-    def put(self, key: str, blob: bytes) -> dict:
+    def upload_shard(self, key: str, blob: bytes) -> dict:
         """A shard under a name that holds its digest, so that nobody's attempt overwrites another's."""
         seal = hashed(blob)
         self.store[f"{key}-{seal[:12]}"] = blob
@@ -299,7 +301,7 @@ class Writer(SingleRank):
                     failure = "another writer has published it, with other bits"
             except Exception as error:
                 failure = str(error)
-        failure, manifest = self.together((failure, manifest))[0]
+        failure, manifest = self.gather_objects((failure, manifest))[0]
         if failure:
             raise SyncError(f"version {version} was not published: {failure}")
         return manifest
@@ -327,19 +329,19 @@ class Reader(SingleRank):
         serves."""
         self.store, self.parts, self.name = store, list(parts), name
         self.version: int | None = None
-        self.held: list[Tensor] = []
-        self.known: dict[int, dict] = {}
-        self.fresh: tuple[int, list[Tensor]] | None = None
+        self.weights: list[Tensor] = []
+        self.manifests: dict[int, dict] = {}
+        self.staged_weights: tuple[int, list[Tensor]] | None = None
 
-    def look(self) -> dict[int, str]:
+    def read_manifests(self) -> dict[int, str]:
         """Reads manifests that are new; returns what is wrong with the others, by version."""
         manifest_keys = [key for key in self.store if key.endswith("/manifest")]
         versions = {int(key.partition("/")[0]): key for key in manifest_keys if key.partition("/")[0].isdigit()}
-        self.known = {version: manifest for version, manifest in self.known.items() if version in versions}
+        self.manifests = {version: manifest for version, manifest in self.manifests.items() if version in versions}
         errors = {}
-        for version in sorted(versions.keys() - self.known.keys()):
+        for version in sorted(versions.keys() - self.manifests.keys()):
             try:
-                self.known[version] = read_manifest(self.store[versions[version]])
+                self.manifests[version] = read_manifest(self.store[versions[version]])
             except (SyncError, KeyError, OSError) as error:
                 errors[version] = f"version {version} cannot be read: {error}"
         return errors
@@ -351,11 +353,11 @@ class Reader(SingleRank):
         state: tuple = (None, {}, {})
         if self.rank == 0:
             try:
-                errors = self.look()
-                state = None, self.known, errors
+                errors = self.read_manifests()
+                state = None, self.manifests, errors
             except OSError as error:
                 state = f"the store does not answer: {error}", {}, {}
-        rank_reports = self.together((self.version, state))
+        rank_reports = self.gather_objects((self.version, state))
         outage, manifests, errors = rank_reports[0][1]
         have = self.version if all(version == self.version for version, _ in rank_reports) else None
         if outage:
@@ -372,7 +374,7 @@ class Reader(SingleRank):
             path = cheapest(manifests, have, want, bad_links)
             if path is None:
                 raise SyncError(reason)
-            num_applied, failure, shadow, sums = 0, None, [tensor.clone() for tensor in self.held], []
+            num_applied, failure, shadow, sums = 0, None, [tensor.clone() for tensor in self.weights], []
             try:
                 for version, link_number in path:
                     shadow = self.follow(manifests[version], link_number, shadow)
@@ -383,7 +385,7 @@ class Reader(SingleRank):
                 sums = [(part.place(), digest(part)) for part in new_parts]
             except Exception as error:
                 failure = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            rank_reports = self.together((failure, num_applied, sums))
+            rank_reports = self.gather_objects((failure, num_applied, sums))
             failures = [(step, text) for text, step, _ in rank_reports if text]
             if not failures:
                 try:
@@ -394,7 +396,7 @@ class Reader(SingleRank):
                     raise SyncError(f"version {want} cannot be checked: {error}") from None
                 mismatches = [name for name, value in digests.items() if manifests[want]["digests"][name] != value]
                 if not mismatches:
-                    self.fresh = want, shadow
+                    self.staged_weights = want, shadow
                     return want
                 failures = [(0, f"version {want} came out with other bits than the trainer has in {mismatches[0]}")]
                 version, link_number = path[0]
@@ -404,7 +406,7 @@ class Reader(SingleRank):
                     continue
             step, reason = min(failures)
             bad_links.add(path[step])
-        self.fresh = None
+        self.staged_weights = None
         return want
 
     def follow(self, manifest: dict, link_number: int, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -490,10 +492,10 @@ class Reader(SingleRank):
     def swap(self) -> int | None:
         """Puts what `fetch` built in place of the weights that serve, which takes no more than a copy, and says so in
         the store. Nothing may compute with the weights meanwhile. Returns the version that serves from now on."""
-        if self.fresh is not None:
-            self.version, self.held = self.fresh
-            self.fresh = None
-            for part, x in zip(self.parts, self.held):
+        if self.staged_weights is not None:
+            self.version, self.weights = self.staged_weights
+            self.staged_weights = None
+            for part, x in zip(self.parts, self.weights):
                 part.weights.copy_(x.view(part.weights.shape))
             if self.rank == 0:
                 with contextlib.suppress(OSError):  # unheard, it only makes pruning wait

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from ref import behaviour as ref
-from ref.behaviour import Behaviour, Demo, Prices, behaviour, demo, measures, rewarded
+from ref.behaviour import Behaviour, Demo, Prices, behaviour, compute_reward, demo, measures
 from scaled.runtime.mesh import current
 
-__all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "rewarded"]
+__all__ = ["Behaviour", "Demo", "Prices", "behaviour", "demo", "group_parts", "measures", "compute_reward"]
 
 
 def group_parts(

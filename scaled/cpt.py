@@ -27,7 +27,7 @@ from ref.cpt import (
     wsd,
 )
 from scaled.network.model import Transformer
-from scaled.runtime.comm import summed, total
+from scaled.runtime.comm import all_reduce_sum, total
 from scaled.runtime.cut import ahead, cut, places
 from scaled.runtime.mesh import current
 
@@ -71,7 +71,7 @@ def next_token_loss(
     loss = -(logp * loss_weight[scored_rows]).sum()
     if not bool(loss.isfinite()):
         raise ValueError("hidden must give finite log-probs; some are not finite")
-    return total(loss), summed(loss_weight.sum()).item()
+    return total(loss), all_reduce_sum(loss_weight.sum()).item()
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def codebase_nll(
         logp = model.logprob(out.hidden[is_scored], targets[is_scored])
         # Eq. NLL (ref/cpt.py): −Σ log p of each token under its window.
         nll -= logp.double().sum()
-    value = summed(nll).item()
+    value = all_reduce_sum(nll).item()
     if not math.isfinite(value):
         raise ValueError("model must give finite log-probs; some are not finite")
     return CodebaseNLL(value, token_windows.tokens, token_windows.bytes)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ref import dr_grpo as ref
 from ref.checks import expect, expect_choice, expect_positive, refuse
 from ref.dr_grpo import FAMILY, Variant
-from scaled.runtime.comm import least, most, sum_over, summed, total
+from scaled.runtime.comm import all_reduce_max, all_reduce_min, all_reduce_sum, sum_over, total
 
 __all__ = ["FAMILY", "Variant", "family_loss", "group_advantages", "policy_loss", "ratio_statistics"]
 
@@ -54,12 +54,12 @@ def group_advantages(
         last_group = groups.max() if len(groups) else torch.tensor(-1, device=rewards.device)
         if len(groups) and int(groups.min()) < 0:
             raise ValueError(f"groups must not be negative, got {int(groups.min())}")
-        group_of, G = groups.long(), int(most(last_group, "dp")) + 1
+        group_of, G = groups.long(), int(all_reduce_max(last_group, "dp")) + 1
     flat_rewards = rewards.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
     refuse("rewards must be finite", ~flat_rewards.isfinite())
 
     def over_group(x: Tensor) -> Tensor:
-        return summed(x.new_zeros(G).index_add_(0, group_of, x), "dp")
+        return all_reduce_sum(x.new_zeros(G).index_add_(0, group_of, x), "dp")
 
     count = over_group(torch.ones_like(flat_rewards))
     fewest_rollouts, required_rollouts = (
@@ -72,7 +72,7 @@ def group_advantages(
             f"{int(fewest_rollouts)}"
         )
     # Relative to the lowest reward of the group, so equal rewards give exact zeros.
-    base = least(flat_rewards.new_full((G,), math.inf).scatter_reduce(0, group_of, flat_rewards, "amin"), "dp")
+    base = all_reduce_min(flat_rewards.new_full((G,), math.inf).scatter_reduce(0, group_of, flat_rewards, "amin"), "dp")
     relative = flat_rewards - base[group_of]
     # Eq. 1 (ref/dr_grpo.py): A = (R − b) / s, with b and s over the complete group.
     centred = relative - (over_group(relative) / count)[group_of]
@@ -81,8 +81,8 @@ def group_advantages(
     if scale == "std":
         variance = over_group(centred.double().square()) / peers
         advantages = (advantages / (variance.sqrt() + eps)[group_of]).to(flat_rewards.dtype)
-        refuse(ref.TOO_FAR_APART, ~variance[group_of].isfinite())
-    refuse(ref.TOO_FAR_APART, ~advantages.isfinite())
+        refuse(ref.OVERFLOW_MESSAGE, ~variance[group_of].isfinite())
+    refuse(ref.OVERFLOW_MESSAGE, ~advantages.isfinite())
     return advantages.view_as(rewards)
 
 
@@ -106,7 +106,7 @@ def policy_loss(
     if length == "rollout":
         weight = weight / _tokens(mask, keep)
     # Eq. 3 (ref/dr_grpo.py): −(1/budget) Σ w · min(ρA, clip(ρ)A), summed over ranks.
-    surrogate = torch.exp(ref.pessimistic(log_ratio, advantage, clip_low, clip_high)) * advantage
+    surrogate = torch.exp(ref.clip_log_ratio(log_ratio, advantage, clip_low, clip_high)) * advantage
     return total(-(weight * surrogate).sum() / budget)
 
 
@@ -124,7 +124,7 @@ def family_loss(
     advantages = group_advantages(rewards, baseline=variant.baseline, scale=variant.scale).flatten()
     expect("logp", logp, "float", len(advantages), "T")
     expect("mask", mask, "any", *logp.shape)
-    if not bool(summed((mask != 0).sum())):
+    if not bool(all_reduce_sum((mask != 0).sum())):
         raise ValueError(
             f"mask must be nonzero somewhere; got shape {list(mask.shape)} per rank without any token of the policy"
         )
@@ -159,11 +159,11 @@ def ratio_statistics(
     expect_positive("n_tokens", n_tokens)
     with torch.no_grad():
         log_ratio, advantage, weight = selected(logp, behavior_logp, advantages, mask, ratio, None)
-        is_clipped = ref.pessimistic(log_ratio, advantage, clip_low, clip_high) != log_ratio
+        is_clipped = ref.clip_log_ratio(log_ratio, advantage, clip_low, clip_high) != log_ratio
         return {
-            "mean_ratio": summed((weight * log_ratio.exp()).sum()) / n_tokens,
-            "clip_fraction": summed((weight * (is_clipped & (advantage != 0))).sum()) / n_tokens,
-            "approx_kl": summed((weight * (torch.expm1(log_ratio) - log_ratio)).sum()) / n_tokens,
+            "mean_ratio": all_reduce_sum((weight * log_ratio.exp()).sum()) / n_tokens,
+            "clip_fraction": all_reduce_sum((weight * (is_clipped & (advantage != 0))).sum()) / n_tokens,
+            "approx_kl": all_reduce_sum((weight * (torch.expm1(log_ratio) - log_ratio)).sum()) / n_tokens,
         }
 
 
@@ -174,7 +174,7 @@ def selected(
     sequence, on all ranks."""
     expect_choice("ratio", ratio, "token", "sequence")
     # Eq. 2 (ref/dr_grpo.py): log ρ = log π − log μ.
-    log_ratio, advantage, weight = ref.selected(logp, behavior_logp, advantages, mask, "token", keep)
+    log_ratio, advantage, weight = ref.select_tokens(logp, behavior_logp, advantages, mask, "token", keep)
     if ratio == "sequence":
         is_live = mask != 0 if keep is None else (mask != 0) & keep[:, None]
         mean = sum_over(log_ratio.sum(1, keepdim=True), "cp") / _tokens(mask, keep)
@@ -184,7 +184,7 @@ def selected(
 
 def _tokens(mask: Tensor, keep: Tensor | None) -> Tensor:
     """Tokens of each rollout on all cp ranks together, [B, 1]."""
-    count = summed((mask != 0).sum(1), "cp")
+    count = all_reduce_sum((mask != 0).sum(1), "cp")
     empty = (count == 0) if keep is None else (count == 0) & keep
     refuse("mask must be nonzero somewhere in each row", empty)
     return count.clamp(min=1)[:, None]

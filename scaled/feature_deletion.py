@@ -33,7 +33,19 @@ import torch
 import torch.distributed as dist
 
 from ref import feature_deletion as ref
-from ref.feature_deletion import Demo, Difficulty, Function, Piece, Who, delete, demo, faults, joined, level, undelete
+from ref.feature_deletion import (
+    Demo,
+    Difficulty,
+    Function,
+    LineCoverage,
+    Piece,
+    delete,
+    demo,
+    faults,
+    joined,
+    level,
+    undelete,
+)
 from ref.source_symbols import Module, removal
 from ref.source_text import Patch, Source, apply, compiles, parse_source, patch
 from scaled.runtime.mesh import current
@@ -59,16 +71,19 @@ BLOCK = 2048
 Rows = dict[str, tuple[np.ndarray, np.ndarray]]
 """File → its covered lines [L], and the tests that executed each, as bits [L, tests / 8]; the last test's first."""
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def slices(
-    tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]], least: int = 3, most: float = 0.5
+    tree: Mapping[str, bytes],
+    coverage: Mapping[str, Collection[tuple[str, int]]],
+    least: int = 3,
+    max_share: float = 0.5,
 ) -> tuple[Piece, ...]:
     """All slices of `tree`, which is the same on every rank, from the `coverage` of this rank's tests. Raises
     ValueError as in `ref`, on every rank, and where the ranks' trees differ."""
-    if least < 1 or not 0 < most <= 1:
-        raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {most}")
+    if least < 1 or not 0 < max_share <= 1:
+        raise ValueError(f"least must be at least 1 and most a share above 0; got {least} and {max_share}")
     check_same_tree(tree)
     tests, rows = table(tree, coverage)
     sources = {file: parse_source(tree[file]) for file in sorted(rows)}
@@ -82,7 +97,7 @@ def slices(
     counts = np.array([int.from_bytes(row.tobytes()).bit_count() for row in distinct], np.int64)
     at_import = distinct[:, 0] >> 7 if len(distinct) else np.zeros(0, np.uint8)
     # Eq. 3 (ref/feature_deletion.py): groups G of at least `least` tests, at most a share `most`, none at import.
-    row_numbers = np.flatnonzero((counts >= least) & (counts <= most * len(tests)) & (at_import == 0)).tolist()
+    row_numbers = np.flatnonzero((counts >= least) & (counts <= max_share * len(tests)) & (at_import == 0)).tolist()
     row_numbers.sort(key=lambda row_number: distinct[row_number].tobytes())  # as whole numbers are sorted
     spare = 8 * distinct.shape[1] - len(tests) - 1
     tests_by_file = {file: tests_by_line(*rows[file], spare) for file in rows}
@@ -107,7 +122,7 @@ def slices(
         return batch_pieces
 
     pieces: dict[tuple[Patch, ...], Piece] = {}
-    for piece in dealt(row_numbers, cut):
+    for piece in map_over_ranks(row_numbers, cut):
         if piece is not None:
             pieces.setdefault(piece.patches, piece)
     return tuple(sorted(pieces.values(), key=lambda piece: (piece.name, piece.tests)))
@@ -117,7 +132,7 @@ def slice_of(
     tree: Mapping[str, bytes],
     sources: Mapping[str, Source],
     functions: Sequence[tuple[str, str, Function]],
-    tests_by_file: Mapping[str, Who],
+    tests_by_file: Mapping[str, LineCoverage],
     group: int,
     tests: tuple[str, ...],
 ) -> Piece | None:
@@ -127,7 +142,7 @@ def slice_of(
     cuts: dict[str, list] = {}
     for file, name, node in functions:
         cuts.setdefault(file, []).extend(
-            (name, edit) for edit in ref.edits_of(sources[file], node, tests_by_file[file], group)
+            (name, edit) for edit in ref.make_function_edits(sources[file], node, tests_by_file[file], group)
         )
     cuts = {file: edits for file, edits in cuts.items() if edits}
     patches = tuple(patch(file, tree[file], [edit for _, edit in edits]) for file, edits in cuts.items())
@@ -172,10 +187,10 @@ def table(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str
     return tests, rows
 
 
-def tests_by_line(lines: np.ndarray, bits: np.ndarray, spare: int) -> Who:
+def tests_by_line(lines: np.ndarray, bits: np.ndarray, spare: int) -> LineCoverage:
     """(1) for one file as `ref` has it: whole numbers. `spare`: bits behind the first test's."""
     # Eq. 1 (ref/feature_deletion.py): w(l), as a whole number.
-    line_tests = Who()
+    line_tests = LineCoverage()
     line_tests.tests = {
         line: int.from_bytes(row.tobytes()) >> spare for line, row in zip(lines.tolist(), bits, strict=True)
     }
@@ -220,7 +235,9 @@ def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """`ref.feature_deletion.bodies` of the same tree on every rank; each takes its share of the files."""
     check_same_tree(tree)
     return tuple(
-        chain.from_iterable(dealt(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files]))
+        chain.from_iterable(
+            map_over_ranks(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files])
+        )
     )
 
 
@@ -253,7 +270,7 @@ def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
         return batch_pieces
 
     all_symbols = [(file, name) for file, module in modules.items() for name in module.defined]
-    return tuple(piece for piece in dealt(all_symbols, cut_symbols) if piece is not None)
+    return tuple(piece for piece in map_over_ranks(all_symbols, cut_symbols) if piece is not None)
 
 
 class NameIndex:
@@ -363,12 +380,12 @@ def gather_values(*values: object) -> list[tuple]:
     return parts
 
 
-def dealt(items: Sequence[Item], work: Callable[[Sequence[Item]], list[Found]]) -> list[Found]:
+def map_over_ranks(items: Sequence[Item], work: Callable[[Sequence[Item]], list[Result]]) -> list[Result]:
     """work(items) with each item done by one rank, in the order of items on every rank. What one rank raises, all do:
     none waits for it."""
     group = current().group("all")
     try:
-        local_results: list[Found] | Exception = work(items[group.rank :: group.size])
+        local_results: list[Result] | Exception = work(items[group.rank :: group.size])
     except Exception as error:
         local_results = error
     parts = [part for (part,) in gather_values(local_results)]

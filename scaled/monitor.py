@@ -31,8 +31,8 @@ from ref.monitor import (
     learn_band,
     log_evidence,
 )
-from ref.transcript import Transcript, comments, squeezed
-from scaled.runtime.comm import summed
+from ref.transcript import Transcript, comments, remove_whitespace
+from scaled.runtime.comm import all_reduce_sum
 from scaled.runtime.mesh import current
 
 __all__ = [
@@ -77,13 +77,13 @@ def statistics(
         sum(
             rollout.final_message.endswith("?") and not any(call.writes for call in rollout.calls) for rollout in group
         ),
-        sum(any(signature.found(rollout) for signature in signatures) for rollout in group),
-        sum(len(squeezed(comment)) for code in codes for comment in comments(code)),
-        sum(len(squeezed(code)) for code in codes),
+        sum(any(signature.matches(rollout) for signature in signatures) for rollout in group),
+        sum(len(remove_whitespace(comment)) for code in codes for comment in comments(code)),
+        sum(len(remove_whitespace(code)) for code in codes),
         sum(min(1.0, rollout.tokens / longest) for rollout in group) if longest > 0 else 0.0,
         *(call_counts[name] for name in (*names, None)),
     ]
-    sums = summed(torch.tensor(local_sums, dtype=torch.float64, device=current().device), axis).tolist()
+    sums = all_reduce_sum(torch.tensor(local_sums, dtype=torch.float64, device=current().device), axis).tolist()
     num_rollouts, num_calls, num_broken, questions, hacks, comment_chars, code_chars, length_sum, *tool_counts = sums
     if not num_rollouts or len(names) < 2 or longest <= 0:
         raise ValueError(

@@ -19,7 +19,7 @@ from ref.mtp import Decoder, Generation, MTPConfig, accept, plain_generate, spec
 from ref.network import Config, Output
 from ref.network.model import rope_table
 from scaled.network.model import Block, Transformer, attention_mask
-from scaled.runtime.comm import summed, total
+from scaled.runtime.comm import all_reduce_sum, total
 from scaled.runtime.cut import ahead, cut, places
 from scaled.runtime.mesh import current
 from scaled.runtime.sharding import initialise, shard
@@ -137,7 +137,11 @@ def mtp_loss(
         )
     if not bool(loss.isfinite()):
         raise ValueError("out must give finite log-probs; those of its hidden states (or of the layers) are not finite")
-    sums, name, K = summed(torch.stack(depth_sums)).tolist(), "kl" if kind == "distill" else "nll", mtp.mtp.depth
+    sums, name, K = (
+        all_reduce_sum(torch.stack(depth_sums)).tolist(),
+        "kl" if kind == "distill" else "nll",
+        mtp.mtp.depth,
+    )
     metrics = {}
     for k, (value, agree, n) in enumerate(sums, 1):
         metrics |= {f"{name}_{k}": value / max(n, 1e-9), f"agree_{k}": agree / max(n, 1e-9)}

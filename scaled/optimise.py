@@ -26,10 +26,10 @@ from kit.disk import atomic_write, read_lines
 from scaled.network import checkpoint
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import Checkpoints
-from scaled.runtime.launch import Watch
+from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import computing
 
-__all__ = ["Log", "Ranks", "Schedule", "begun", "keep_lines", "optimise", "told"]
+__all__ = ["Log", "Ranks", "Schedule", "training_context", "keep_lines", "optimise", "make_card_facts"]
 
 Log = Callable[..., None]
 
@@ -118,7 +118,7 @@ CPU: dict[str, Any] = {
 
 
 @contextmanager
-def begun(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
+def training_context(c: Ranks, folder: Path, rank: int) -> Iterator[None]:
     """Context of a training run: sets compute and communication formats and the seed, and writes this process's id to a
     file."""
     torch.manual_seed(c.seed)
@@ -147,13 +147,13 @@ def optimise(
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     checkpoints, first_step = Checkpoints(folder / "state"), 0
     if checkpoints.steps():
-        checkpoint.begun(model, optimizers, checkpoints.names())
+        checkpoint.create_optimizer_state(model, optimizers, checkpoints.names())
         first_step = checkpoints.load(checkpoint.state(model, optimizers))["step"]
     metrics_file, step_metrics = folder / "metrics" / f"{name}.jsonl", {}
     if rank == 0:
         keep_lines(metrics_file, first_step)
     last_lines = read_lines(metrics_file)[-1:] if rank == 0 else []
-    with Watch(folder / "ranks", c.timeout) as watch:
+    with Watchdog(folder / "ranks", c.timeout) as watch:
         for step in range(first_step, steps):
             factor = c.schedule.rate(step)
             for optimizer, rates in zip(optimizers, base, strict=True):
@@ -166,7 +166,7 @@ def optimise(
                 optimizer.zero_grad()
             if extra_metrics := look(step + 1):
                 step_metrics |= extra_metrics
-                sharding.rest(model)
+                sharding.reshard(model)
             if rank == 0:
                 with open(metrics_file, "a") as file:
                     file.write(json.dumps({"step": step + 1, **step_metrics}) + "\n")
@@ -180,11 +180,11 @@ def optimise(
     }
 
 
-def told(technique: str, c: Ranks, found: dict[str, float]) -> dict[str, str]:
+def make_card_facts(technique: str, c: Ranks, metrics: dict[str, float]) -> dict[str, str]:
     """Text of the model card about a training run: how it ran, and what was measured."""
     start = "/".join(Path(c.checkpoint).parts[-3:]) if c.checkpoint else "random weights"
     return {"training": f"{technique}, {c.schedule.steps:,} steps from {start}"} | {
-        name: f"{value:.4g}" for name, value in found.items()
+        name: f"{value:.4g}" for name, value in metrics.items()
     }
 
 

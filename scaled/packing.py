@@ -12,7 +12,7 @@ from torch import Tensor
 from ref import packing as ref
 from ref.checks import expect
 from ref.packing import Cost, lay, rows
-from scaled.runtime.comm import gathered, summed
+from scaled.runtime.comm import all_reduce_sum, gathered
 from scaled.runtime.mesh import current
 
 __all__ = ["Cost", "balance", "imbalance", "lay", "rows"]
@@ -30,7 +30,7 @@ def balance(costs: Float[Tensor, " S"], ranks: int) -> Int[Tensor, " S"]:
 
 def imbalance(costs: Float[Tensor, " S"], rank_of: Int[Tensor, " S"], ranks: int) -> float:
     """The highest load of a rank over the mean load, for the sequences of all ranks."""
-    loads = summed(
+    loads = all_reduce_sum(
         torch.zeros(ranks, dtype=torch.float64, device=costs.device).index_add_(
             0, rank_of.to(costs.device), costs.double()
         ),

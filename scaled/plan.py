@@ -50,9 +50,9 @@ class Hardware:
     """Memory bandwidth in bytes per second."""
     node: int
     """Number of accelerators that share the fast link."""
-    near: float
+    node_bandwidth: float
     """Bytes per second and direction to others in the node."""
-    far: float
+    network_bandwidth: float
     """Bytes per second and direction to other nodes, per accelerator."""
     latency: float
     """Seconds per collective, independent of its size (α)."""
@@ -77,7 +77,7 @@ class Step:
     """Parameters of the complete network."""
     active: int
     """Parameters that a token uses."""
-    held: int
+    parameters_held: int
     """Parameters that this rank keeps, including padding of slices."""
     weights: int
     """Their weights, in the storage dtype."""
@@ -110,8 +110,8 @@ class Step:
     def seconds(self, hardware: Hardware, layout: Layout) -> dict[str, float]:
         """Seconds for each part of a step on this hardware, without overlap: compute, memory, network."""
         crosses_nodes = layout.world > hardware.node
-        link = hardware.far if crosses_nodes else hardware.near
-        expert_link = hardware.near if layout.ep <= hardware.node else hardware.far
+        link = hardware.network_bandwidth if crosses_nodes else hardware.node_bandwidth
+        expert_link = hardware.node_bandwidth if layout.ep <= hardware.node else hardware.network_bandwidth
         return {
             # time: FLOPs / (peak · efficiency); HBM bytes / bandwidth; α · collectives + bytes / link bandwidth.
             "compute": self.flops / (hardware.flops * hardware.efficiency),
@@ -140,15 +140,15 @@ def plan(
     rows: int,
     length: int,
     *,
-    kept: int = 4,
+    storage_bytes: int = 4,
     computed: int = 2,
     remake: bool = True,
     crossing: int | None = None,
 ) -> Step:
-    """One step of `rows` rows of `length` tokens on all ranks together. `kept` and `computed`: bytes per weight in
-    storage and in compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one rank sends
-    and receives in the forward pass of a layer; default: balanced routing. Raises ValueError for rows or tokens that do
-    not divide evenly."""
+    """One step of `rows` rows of `length` tokens on all ranks together. `storage_bytes` and `computed`: bytes per
+    weight in storage and in compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one
+    rank sends and receives in the forward pass of a layer; default: balanced routing. Raises ValueError for rows or
+    tokens that do not divide evenly."""
     if rows % layout.dp or length % (2 * layout.cp if layout.cp > 1 else 1):
         raise ValueError(
             f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got "
@@ -193,9 +193,9 @@ def plan(
     return Step(
         parameters=config.parameters(),
         active=config.parameters(active=True),
-        held=num_held,
-        weights=num_held * kept,
-        gradients=num_held * kept,
+        parameters_held=num_held,
+        weights=num_held * storage_bytes,
+        gradients=num_held * storage_bytes,
         moments=num_held * 8,
         gathered=(2 * largest + blocks["root"]) * computed,
         activations=saved(config, B * T, remake, computed, ep, layout.cp),

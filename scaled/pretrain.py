@@ -42,10 +42,10 @@ from scaled import cpt, muon
 from scaled.data.read import Prepared, Stream, is_prepared
 from scaled.mtp import MTP, mtp_loss
 from scaled.network.model import Transformer, load_balancing_loss, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
+from scaled.optimise import CPU, Log, Ranks, make_card_facts, optimise, training_context
 from scaled.runtime import sharding
 from scaled.runtime.cut import cut
-from scaled.runtime.launch import Watch
+from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current
 
 __all__ = ["Full", "Rows", "prepare", "train"]
@@ -121,7 +121,7 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "no training starts from random weights"
     tokenizer, rows, heldout_corpus, data_description = data(c, folder, rank)
-    with begun(c, folder, rank):
+    with training_context(c, folder, rank):
         model = load_hf(c.checkpoint)
         extra = None
         if technique == "mtp":
@@ -129,20 +129,20 @@ def train(technique: str, c: Full, folder: str | Path, log: Log = lambda *_, **_
         else:
             metrics = pretrain(c, folder, model, rows, log)
             if c.perplexity_tokens:
-                with Watch(folder / "ranks", c.timeout):
+                with Watchdog(folder / "ranks", c.timeout):
                     nll = cpt.codebase_nll(
                         model, tokenizer, heldout_corpus, min(c.length, 4096), max_tokens=c.perplexity_tokens
                     )
                 metrics |= {"codebase_perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte}
-        facts = {"data": f"{data_description}, without its held-out part"} | told(technique, c, metrics)
+        facts = {"data": f"{data_description}, without its held-out part"} | make_card_facts(technique, c, metrics)
         summary = (
             "A network with draft layers distilled from it."
             if extra
             else "A network after continued pretraining on code."
         )
-        card = release.card(f"etude {technique}", summary, model.config, facts, drafts=bool(extra))
-        extra_files = release.beside(c.checkpoint, model.config, card)
-        save_hf(model, folder / "checkpoints" / "final", extra=extra, beside=extra_files)
+        card = release.make_model_card(f"etude {technique}", summary, model.config, facts, drafts=bool(extra))
+        extra_files = release.make_sidecar_files(c.checkpoint, model.config, card)
+        save_hf(model, folder / "checkpoints" / "final", extra=extra, sidecar_files=extra_files)
         return metrics
 
 
@@ -155,7 +155,7 @@ def data(c: Full, folder: Path, rank: int) -> tuple[Any, Rows, Corpus, str]:
         return (
             load_tokenizer(corpus.tokenizer),
             lambda step: stream.rows(step * c.rows, c.rows),
-            corpus.held(),
+            corpus.read_heldout(),
             description,
         )
     data_folder = folder / "data"
@@ -195,7 +195,7 @@ def record_prepared(c: Full, data_folder: Path) -> None:
         return
     if (
         c.perplexity_tokens
-        and len(load_tokenizer(corpus.tokenizer).encode("\n".join(corpus.held().files.values())).ids) < 2
+        and len(load_tokenizer(corpus.tokenizer).encode("\n".join(corpus.read_heldout().files.values())).ids) < 2
     ):
         raise RunError(
             f"{corpus_name(c)}: the held-out part is a single token, with no token before it; see "

@@ -4,14 +4,15 @@ these are watched.
 
 One step (Composer 2 technical report, §4.1, §6.1, §6.2):
 
-    every rank      gathers the newest weights into its sampler and samples its share of the G·N rollouts         `share`
-    dp ranks        get all segments, balanced by attention's quadratic cost, and pack them in rows               `make_microbatches`
-    cp ranks        take their two chunks of each row, with the experts that the sampler chose there
-    all             drift from the reference → rewards → advantages over groups → one policy-gradient step        `improve`
-                    (`rl.variant`: Dr. GRPO or another member of its family)
-                    a rollout whose environment failed is in no mean and no sum
-    where hints are given: the same segments' teachers in rows of their own, without gradient, before that step   `send_hinted`
-    where a monitor watches: what each group did, on all ranks together                                           `watching.py`
+    every rank  gathers the newest weights into its sampler and samples its share of G·N rollouts    `share`
+    dp ranks    get all segments, balanced by attention's quadratic cost, and pack them in rows      `make_microbatches`
+    cp ranks    take their two chunks of each row, with the experts that the sampler chose there
+    all         drift from the reference → rewards → advantages over groups → a policy-gradient step `improve`
+                (`rl.variant`: Dr. GRPO or another member of its family)
+                a rollout whose environment failed is in no mean and no sum
+    where hints are given: the same segments' teachers in rows of their own, without gradient,       `send_hinted`
+                before that step
+    where a monitor watches: what each group did, on all ranks together                              `watching.py`
 
 Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
@@ -49,24 +50,24 @@ from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
 from ref.network import fast as ref
 from ref.rl import Settings, score_rollouts
-from ref.rollout import Each, Limits, Rollout, common_names, hash_seed, one_by_one, sample_rollouts
+from ref.rollout import Limits, MapFunction, Rollout, common_names, hash_seed, map_in_order, sample_rollouts
 from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
-from scaled.optimise import CPU, Log, Ranks, begun, optimise, told
+from scaled.optimise import CPU, Log, Ranks, make_card_facts, optimise, training_context
 from scaled.packing import Cost, balance, imbalance, lay, rows
-from scaled.router_replay import differing, mismatch, replay
+from scaled.router_replay import compare_experts, mismatch, replay
 from scaled.runtime import sharding
-from scaled.runtime.comm import gathered, most, summed
+from scaled.runtime.comm import all_reduce_max, all_reduce_sum, gathered
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
-from scaled.runtime.launch import Watch
+from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current
 from scaled.runtime.store import open_store
-from scaled.textual_feedback import head_loss, packed, predictions, teach, within
+from scaled.textual_feedback import compute_teacher_states, head_loss, pack_hinted, predictions, select_range
 from scaled.watching import Look, Watcher, shortened, watching
 
 __all__ = ["Batch", "Rl", "Show", "Step", "make_microbatches", "improve", "sample_and_improve", "share", "train"]
@@ -204,23 +205,23 @@ def train(
     log: Log = lambda *_, **__: None,
     watcher: Watcher | None = None,
     show: Show | None = None,
-    each: Each = one_by_one,
+    map_fn: MapFunction = map_in_order,
 ) -> dict[str, float]:
     """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is
-    told what the rollouts of every step did. `each`: see `ref.rl.train`; rollouts are sampled by it. Returns the
+    told what the rollouts of every step did. `map_fn`: see `ref.rl.train`; rollouts are sampled by it. Returns the
     metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
     FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
-    with begun(c, folder, rank):
+    with training_context(c, folder, rank):
         model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.rl.payment.kl else None
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
         metrics, limits = {}, c.limits(limits)
-        sample = partial(sampled, c, sampler, tasks, chat_format, limits, each)
+        sample = partial(sample_tasks, c, sampler, tasks, chat_format, limits, map_fn)
         if c.heldout:
-            with Watch(folder / "ranks", c.timeout):
+            with Watchdog(folder / "ranks", c.timeout):
                 metrics["heldout_before"] = heldout(c, reference or model, sampler, sample)
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
         look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
@@ -228,14 +229,14 @@ def train(
         gradients = partial(sample_and_improve, c, model, reference, sample, tasks, load, look=look, show=show)
         metrics |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
-            with Watch(folder / "ranks", c.timeout):
+            with Watchdog(folder / "ranks", c.timeout):
                 metrics["heldout_after"] = heldout(c, model, sampler, sample)
         extra = load_extra(c.checkpoint) or None  # draft layers go along unchanged
-        card = release.card(
+        card = release.make_model_card(
             f"etude {technique}",
             f"An agent after reinforcement learning ({c.rl.algorithm}).",
             model.config,
-            told(technique, c, metrics),
+            make_card_facts(technique, c, metrics),
             opening="what the environment says first",
             drafts=extra is not None,
         )
@@ -243,18 +244,18 @@ def train(
             model,
             folder / "checkpoints" / "final",
             extra=extra,
-            beside=release.beside(c.checkpoint, model.config, card),
+            sidecar_files=release.make_sidecar_files(c.checkpoint, model.config, card),
         )
         return metrics
 
 
-def sampled(
+def sample_tasks(
     c: Rl,
     sampler: Sampler,
     tasks: TaskSet,
     chat_format: ChatFormat,
     limits: Limits,
-    each: Each,
+    map_fn: MapFunction,
     stream: str,
     numbers: Sequence[int],
     *generator_names: object,
@@ -263,7 +264,7 @@ def sampled(
     stream_tasks = [tasks.task(stream, number) for number in numbers]
     draws = generator(c.seed, stream, *generator_names)
     return sample_rollouts(
-        sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, each, tasks.is_slow
+        sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, map_fn, tasks.is_slow
     )
 
 
@@ -317,7 +318,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     # A dp rank has the rollouts of its cp ranks; other dp ranks have the rest of their groups.
     dp_numbers, dp_failed = (torch.cat(gathered(x.to(device), "cp")) for x in (numbers, torch.tensor(failed)))
     kept_numbers = dp_numbers[~dp_failed]
-    num_left = int(summed(torch.tensor(len(kept_numbers), device=device), "dp"))
+    num_left = int(all_reduce_sum(torch.tensor(len(kept_numbers), device=device), "dp"))
     if not num_left:
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     valid_rollouts = [rollout for rollout, has_failed in zip(rollouts, failed, strict=True) if not has_failed]
@@ -338,7 +339,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
                     (engine, batch.behavior - policy_logp),
                 ):
                     sums.index_add_(0, batch.conversation[batch.keep], terms[batch.keep].double())
-        drift, engine = summed(torch.stack((drift, engine))).unbind()  # all rollouts', on every rank
+        drift, engine = all_reduce_sum(torch.stack((drift, engine))).unbind()  # all rollouts', on every rank
     is_failed = torch.ones(G * N, dtype=torch.bool, device=device).index_fill(
         0, torch.cat(gathered(kept_numbers, "dp")), False
     )
@@ -356,9 +357,9 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     advantages = scatter(relative, 0.0)
     # Eq. 3: the weight w of each token of a rollout, and the budget, from the lengths of all rollouts.
     chains, totals = [rollout.chain for rollout in valid_rollouts], torch.zeros(2, G * N, dtype=torch.long)
-    totals[0, valid_numbers] = torch.tensor([chain.written for chain in chains], dtype=torch.long)
+    totals[0, valid_numbers] = torch.tensor([chain.num_sampled_tokens for chain in chains], dtype=torch.long)
     totals[1, valid_numbers] = torch.tensor([chain.finished for chain in chains], dtype=torch.long)
-    lengths, is_finished = summed(totals.to(device)).unbind()
+    lengths, is_finished = all_reduce_sum(totals.to(device)).unbind()
     weights = objective.token_weights(lengths, is_finished > 0)
     policy_budget = objective.budget(num_left, int(lengths.sum()), c.rl.budget_tokens)
     mean_log_ratio = None
@@ -368,10 +369,12 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
             for batch in batches:
                 log_ratio = own_logp(model, batch, routing(c, batch), c.rl.temperature)[0] - batch.behavior
                 log_ratio_sums.index_add_(0, batch.conversation[batch.keep], log_ratio[batch.keep].double())
-        mean_log_ratio = summed(log_ratio_sums) / lengths.clamp(min=1)
+        mean_log_ratio = all_reduce_sum(log_ratio_sums) / lengths.clamp(min=1)
 
     total, divergence_sum, budget, pairs, routed_pairs = 0.0, 0.0, float(num_left * c.rl.budget_tokens), [], []
-    teacher_states = None if teachers is None else teach(model, teachers.positions, teachers.doc, c.micro_rows)
+    teacher_states = (
+        None if teachers is None else compute_teacher_states(model, teachers.positions, teachers.doc, c.micro_rows)
+    )
     for batch in batches:
         logp, out = own_logp(model, batch, routing(c, batch), c.rl.temperature)
         current_logp, behavior_logp = logp, batch.behavior
@@ -407,10 +410,12 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
     differs = None
     if routed_pairs:
         trained_experts, sampled_experts = (torch.cat(x).unbind(1) for x in zip(*routed_pairs, strict=True))
-        differs = differing(trained_experts, sampled_experts)["decisions"]
-    tokens, sampled_logp = summed(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
+        differs = compare_experts(trained_experts, sampled_experts)["decisions"]
+    tokens, sampled_logp = all_reduce_sum(torch.stack((keep.sum().double(), behavior[keep].sum().double()))).tolist()
     num_distilled = (
-        0 if teachers is None else int(summed(torch.tensor([len(teachers.positions.student)], device=device), "dp"))
+        0
+        if teachers is None
+        else int(all_reduce_sum(torch.tensor([len(teachers.positions.student)], device=device), "dp"))
     )
     return Step(
         loss=total,
@@ -506,7 +511,7 @@ def make_microbatches(
         local_columns[name] = exchange(list(dp_column.split(sizes.tolist())), rank_of)
     sizes = torch.tensor([len(x) for x in local_columns["ids"]])
     row, start = rows(sizes, c.length)
-    R = int(most((row.max() + 1).to(device), "dp"))
+    R = int(all_reduce_max((row.max() + 1).to(device), "dp"))
     shape = (-(-R // c.micro_rows) * c.micro_rows, c.length)
     local_columns["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
@@ -528,7 +533,7 @@ def make_microbatches(
                 ahead(part["behavior"]),
                 part["conversation"],
                 part.get("experts"),
-                within(hinted_positions, first * c.length, (first + c.micro_rows) * c.length),
+                select_range(hinted_positions, first * c.length, (first + c.micro_rows) * c.length),
             )
         )
     return batches, teachers, imbalance(costs, rank_of, dp)
@@ -560,8 +565,10 @@ def send_hinted(c: Rl, rollouts: Sequence[Rollout], rank_of: Tensor, starts: Ten
         dp_column = torch.cat(gathered(concat_column(column, (), torch.long).to(device), "cp"))
         received_columns.append(exchange(list(dp_column.split(sizes.tolist())), rank_of))
     local_hints = [Hinted(*hint_fields) for hint_fields in zip(*received_columns, strict=True)]
-    longest = int(most(torch.tensor(max((len(hint.tokens) for hint in local_hints), default=0), device=device), "dp"))
-    positions, doc = packed(local_hints, starts, max(c.length, -(-longest // (2 * cp)) * 2 * cp))
+    longest = int(
+        all_reduce_max(torch.tensor(max((len(hint.tokens) for hint in local_hints), default=0), device=device), "dp")
+    )
+    positions, doc = pack_hinted(local_hints, starts, max(c.length, -(-longest // (2 * cp)) * 2 * cp))
     return Teachers(positions, doc)
 
 
@@ -606,7 +613,7 @@ def heldout(c: Rl, model: Transformer, sampler: Sampler, sample: Callable[..., l
 def mean_over_ranks(values: Sequence[float]) -> float:
     """The mean over all ranks' values."""
     local_sums = torch.tensor([sum(values), len(values)], dtype=torch.float64, device=current().device)
-    sums = summed(local_sums)
+    sums = all_reduce_sum(local_sums)
     return (sums[0] / sums[1]).item()
 
 

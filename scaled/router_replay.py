@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ref import router_replay as ref
 from ref.router_replay import Demo, demo, gates, replay
-from scaled.runtime.comm import gathered, summed
+from scaled.runtime.comm import all_reduce_sum, gathered
 from scaled.runtime.engine import fast, kernel
 
-__all__ = ["Demo", "demo", "differing", "gates", "mismatch", "replay", "route"]
+__all__ = ["Demo", "demo", "compare_experts", "gates", "mismatch", "replay", "route"]
 
 
 def route(
@@ -44,15 +44,23 @@ def mismatch(
     return ref.mismatch(pairs[:, 0], pairs[:, 1], torch.ones(len(pairs), dtype=torch.bool, device=pairs.device))
 
 
-def differing(ours: Sequence[Int[Tensor, "N K"]], theirs: Sequence[Int[Tensor, "N K"]]) -> dict[str, float]:
-    """`ref.router_replay.differing` for the tokens of all ranks, with equal weights; a rank may have none, but at least
-    one rank must have some."""
-    ref.check_experts(ours, theirs)
-    local_shares = ref.differing(ours, theirs) if len(ours[0]) else {"decisions": 0.0, "tokens": 0.0}
-    num_tokens = torch.tensor(float(len(ours[0])), dtype=torch.float64, device=ours[0].device)
+def compare_experts(
+    trainer_experts: Sequence[Int[Tensor, "N K"]], engine_experts: Sequence[Int[Tensor, "N K"]]
+) -> dict[str, float]:
+    """`ref.router_replay.compare_experts` for the tokens of all ranks, with equal weights; a rank may have none, but at
+    least one rank must have some."""
+    ref.check_experts(trainer_experts, engine_experts)
+    local_shares = (
+        ref.compare_experts(trainer_experts, engine_experts)
+        if len(trainer_experts[0])
+        else {"decisions": 0.0, "tokens": 0.0}
+    )
+    num_tokens = torch.tensor(float(len(trainer_experts[0])), dtype=torch.float64, device=trainer_experts[0].device)
     shares, tokens = (
-        summed(torch.tensor(list(local_shares.values()), dtype=torch.float64, device=num_tokens.device) * num_tokens),
-        summed(num_tokens),
+        all_reduce_sum(
+            torch.tensor(list(local_shares.values()), dtype=torch.float64, device=num_tokens.device) * num_tokens
+        ),
+        all_reduce_sum(num_tokens),
     )
     if not tokens:
         raise ValueError("ours must hold experts of at least one token on some rank")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ref.checks import expect
 from ref.self_summary import Chain, ChainBuilder, Chaining, Demo, Segment, demo
-from scaled.runtime.comm import summed
+from scaled.runtime.comm import all_reduce_sum
 
 __all__ = ["Chain", "ChainBuilder", "Chaining", "Demo", "Segment", "demo", "spread"]
 
@@ -34,7 +34,7 @@ def spread(advantages: Float[Tensor, " C"], chains: Sequence[Chain]) -> Float[Te
     if not bool(advantages.isfinite().all()):
         raise ValueError(f"advantages must be finite, got {advantages.tolist()}")
     counts = torch.tensor([len(c.segments) for c in chains], device=advantages.device)
-    global_counts = summed(counts, "dp")
+    global_counts = all_reduce_sum(counts, "dp")
     if not bool((global_counts > 0).all()):
         raise ValueError(f"chains must have segments, and chain {int(global_counts.argmin())} has none")
     # A_c (ref/self_summary.py), once for each segment of chain c on this rank.

@@ -20,7 +20,7 @@ from torch import Tensor
 from ref.sft import Chat, Message, Render, ToolCall, fitted, pack, read_conversations, tokens_and_mask
 from scaled.cpt import next_token_loss
 from scaled.network.model import Transformer, load_balancing_loss
-from scaled.runtime.comm import summed
+from scaled.runtime.comm import all_reduce_sum
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.mesh import current
 
@@ -45,7 +45,7 @@ def count_learned(doc: Int[Tensor, "B T"], weight: Float[Tensor, "B T"]) -> floa
     next_doc = ahead(doc)
     has_target = (next_doc == doc) & (next_doc >= 0) & (places(T).to(doc.device) < T - 1)
     # n (ref/sft.py): Σ w over the scored tokens of all ranks.
-    return summed((ahead(weight) * has_target).sum(dtype=torch.float64)).item()
+    return all_reduce_sum((ahead(weight) * has_target).sum(dtype=torch.float64)).item()
 
 
 def sft_loss(

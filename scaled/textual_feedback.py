@@ -28,8 +28,8 @@ One step, on every rank together; `starts` says where the segments begin in the 
 Two traps
 a. `where` holds the distilled tokens of a dp rank, and its cp ranks all have it. Their number in a step is the sum over
    dp, not over all ranks.
-b. FSDP gathers weights in every forward pass, so all ranks must make the same number of them. `packed` gives all dp
-   ranks equally many rows of the teacher; the cost of a segment that has a hint is that of both passes
+b. FSDP gathers weights in every forward pass, so all ranks must make the same number of them. `pack_hinted` gives all
+   dp ranks equally many rows of the teacher; the cost of a segment that has a hint is that of both passes
    (`scaled.packing.balance`).
 """
 
@@ -45,7 +45,7 @@ from ref.checks import expect
 from ref.textual_feedback import Demo, Hint, Hinted, demo, divergence, hinted, leaked
 from scaled.network.model import Transformer
 from scaled.packing import rows as pack_rows
-from scaled.runtime.comm import most, moved, total
+from scaled.runtime.comm import all_reduce_max, moved, total
 from scaled.runtime.cut import places
 from scaled.runtime.mesh import current
 
@@ -67,18 +67,25 @@ def feedback_loss(
 
 
 def predictions(
-    student: Float[Tensor, "T D"], teacher: Float[Tensor, "U D"], where: Hinted, *, rows: tuple[int, int] = (1, 1)
+    student: Float[Tensor, "T D"],
+    teacher: Float[Tensor, "U D"],
+    hinted_sequence: Hinted,
+    *,
+    rows: tuple[int, int] = (1, 1),
 ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]:
     """`ref.textual_feedback.predictions` of this rank's distilled tokens, in their order (`own`), from this rank's
     chunks of both sequences. The teacher's part comes from the cp ranks that have it, and is detached.
 
-    `rows`: how many packed rows `student` and `teacher` hold, one behind the other; positions of `where` then count
-    through all of them. Raises ValueError as in `ref`, and for lengths that cannot be rows of two chunks on each
+    `rows`: how many packed rows `student` and `teacher` hold, one behind the other; positions of `hinted_sequence` then
+    count through all of them. Raises ValueError as in `ref`, and for lengths that cannot be rows of two chunks on each
     rank."""
     cp = current().group("cp")
     expect("student", student, "float", "T", "D")
     expect("teacher", teacher, "float", "U", student.shape[1])
-    sides, chunks = (("student", student, where.student), ("teacher", teacher, where.teacher)), 2 if cp.size > 1 else 1
+    sides, chunks = (
+        (("student", student, hinted_sequence.student), ("teacher", teacher, hinted_sequence.teacher)),
+        2 if cp.size > 1 else 1,
+    )
     for (name, states, positions), n in zip(sides, rows, strict=True):
         if len(states) % (chunks * n) if n else len(states):
             raise ValueError(
@@ -87,8 +94,8 @@ def predictions(
             )
         if len(positions) and len(states) * cp.size < int(positions.max()):
             raise ValueError(f"{name} must have at least {int(positions.max())} positions; got {len(states) * cp.size}")
-    if cp.size == 1 or not len(where.student):
-        return student[where.student - 1], teacher[where.teacher - 1].detach()
+    if cp.size == 1 or not len(hinted_sequence.student):
+        return student[hinted_sequence.student - 1], teacher[hinted_sequence.teacher - 1].detach()
     (student_rank, student_place), (teacher_rank, teacher_place) = (
         owners(positions - 1, len(states) // n * cp.size) for (_, states, positions), n in zip(sides, rows, strict=True)
     )
@@ -105,10 +112,10 @@ def predictions(
     return student[student_place[receive_ids]], teacher_rows[teacher_rank[receive_ids].argsort(stable=True).argsort()]
 
 
-def own(where: Hinted, width: int) -> Int[Tensor, " n"]:
+def own(hinted_tokens: Hinted, width: int) -> Int[Tensor, " n"]:
     """Which of the distilled tokens are this rank's, in their order: those whose prediction by the student is here, in
     packed rows of `width`."""
-    return (owners(where.student - 1, width)[0] == current().group("cp").rank).nonzero()[:, 0]
+    return (owners(hinted_tokens.student - 1, width)[0] == current().group("cp").rank).nonzero()[:, 0]
 
 
 def owners(at: Int[Tensor, " n"], width: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
@@ -128,43 +135,52 @@ def counts(ranks: Int[Tensor, " n"]) -> list[int]:
     return ranks.bincount(minlength=current().group("cp").size).tolist()
 
 
-def packed(found: Sequence[Hinted], starts: Int[Tensor, " S"], length: int) -> tuple[Hinted, Int[Tensor, "R U"]]:
+def pack_hinted(
+    segments: Sequence[Hinted], starts: Int[Tensor, " S"], length: int
+) -> tuple[Hinted, Int[Tensor, "R U"]]:
     """Segments of this dp rank together: the teacher's sequences in R rows of `length` tokens, R the same on all dp
     ranks, with positions that count through all rows, and the number of the segment for each of the teacher's tokens
     (−1 for padding).
 
     `starts`: where the segments begin in the student's rows, flattened. A segment without a distilled token has no
     teacher's sequence. Raises ValueError, on every dp rank, if a sequence is longer than a row."""
-    numbers = [number for number, segment in enumerate(found) if len(segment.student)]
-    sizes, device = torch.tensor([len(found[number].tokens) for number in numbers], dtype=torch.long), current().device
-    longest = int(most((sizes.max() if numbers else torch.tensor(0)).to(device), "dp"))
+    numbers = [number for number, segment in enumerate(segments) if len(segment.student)]
+    sizes, device = (
+        torch.tensor([len(segments[number].tokens) for number in numbers], dtype=torch.long),
+        current().device,
+    )
+    longest = int(all_reduce_max((sizes.max() if numbers else torch.tensor(0)).to(device), "dp"))
     if longest > length:
         raise ValueError(f"length must hold a segment with its hints, {longest} tokens; got {length}")
     row, start = pack_rows(sizes, length)
-    R = int(most((row.max() + 1 if numbers else torch.tensor(0)).to(device), "dp"))
+    R = int(all_reduce_max((row.max() + 1 if numbers else torch.tensor(0)).to(device), "dp"))
     begin = (row * length + start).tolist()
     tokens, doc = torch.zeros(R * length, dtype=torch.long), torch.full((R * length,), -1)
     for number, at, size in zip(numbers, begin, sizes.tolist(), strict=True):
-        tokens[at : at + size], doc[at : at + size] = found[number].tokens, number
+        tokens[at : at + size], doc[at : at + size] = segments[number].tokens, number
     none = torch.zeros(0, dtype=torch.long)
-    student = torch.cat([none, *(found[number].student.cpu() + int(starts[number]) for number in numbers)])
-    teacher = torch.cat([none, *(found[number].teacher.cpu() + at for number, at in zip(numbers, begin, strict=True))])
+    student = torch.cat([none, *(segments[number].student.cpu() + int(starts[number]) for number in numbers)])
+    teacher = torch.cat(
+        [none, *(segments[number].teacher.cpu() + at for number, at in zip(numbers, begin, strict=True))]
+    )
     order = student.argsort()
     return Hinted(tokens, student[order], teacher[order]), doc.view(R, length)
 
 
-def within(where: Hinted, first: int, end: int) -> Hinted:
+def select_range(hinted_tokens: Hinted, first: int, end: int) -> Hinted:
     """The distilled tokens at the student's positions [first, end), counted from `first`; the teacher's stay."""
-    mask = (where.student >= first) & (where.student < end)
-    return Hinted(where.tokens, where.student[mask] - first, where.teacher[mask])
+    mask = (hinted_tokens.student >= first) & (hinted_tokens.student < end)
+    return Hinted(hinted_tokens.tokens, hinted_tokens.student[mask] - first, hinted_tokens.teacher[mask])
 
 
 @torch.no_grad()
-def teach(model: Transformer, where: Hinted, doc: Int[Tensor, "R U"], micro_rows: int = 1) -> Float[Tensor, "m D"]:
+def compute_teacher_states(
+    model: Transformer, hinted_tokens: Hinted, doc: Int[Tensor, "R U"], micro_rows: int = 1
+) -> Float[Tensor, "m D"]:
     """Hidden states of the teacher's packed rows at this rank's tokens, m = R·U/cp, without gradient; `micro_rows` rows
     in a forward pass."""
     cp_positions, device = places(doc.shape[1]), current().device
-    ids, doc = (x.view_as(doc)[:, cp_positions].to(device) for x in (where.tokens, doc))
+    ids, doc = (x.view_as(doc)[:, cp_positions].to(device) for x in (hinted_tokens.tokens, doc))
     parts = [
         model(ids[first : first + micro_rows], doc=doc[first : first + micro_rows], logits=False).hidden
         for first in range(0, len(doc), micro_rows)

@@ -25,7 +25,7 @@ from ref.rollout import Rollout
 from ref.transcript import Transcript
 from scaled.monitor import statistics
 from scaled.optimise import keep_lines
-from scaled.runtime.comm import summed
+from scaled.runtime.comm import all_reduce_sum
 from scaled.runtime.mesh import current
 
 __all__ = ["Group", "Look", "Watcher", "shortened", "watching"]
@@ -80,7 +80,9 @@ def watching(watcher: Watcher, folder: Path, prompts: int, rollouts: int) -> Loo
             if rollout.transcript is None:
                 raise ValueError("a task set that is watched must give every rollout its transcript")
             by_group[number // rollouts].append(rollout.transcript)
-        counts = summed(torch.tensor([len(transcripts) for transcripts in by_group], device=current().device)).tolist()
+        counts = all_reduce_sum(
+            torch.tensor([len(transcripts) for transcripts in by_group], device=current().device)
+        ).tolist()
         groups = [
             statistics(transcripts, watcher.tools, watcher.longest, axis="all")
             for transcripts, count in zip(by_group, counts, strict=True)

@@ -83,7 +83,7 @@ def parts(model: nn.Module) -> list[Part]:
     """This rank's rows of every tensor of a sharded network. Raises SyncError for a tensor that is not split by
     rows."""
     local_parts = []
-    sharding.rest(model)
+    sharding.reshard(model)
     for name, p in model.named_parameters():
         full_shape = sharding.whole_shape(name, p)
         offset, local = sharding.slice_of(name, p.detach())
@@ -125,12 +125,12 @@ class RankGroup:
     def rank(self) -> int:
         return dist.get_rank() if self.is_distributed else 0
 
-    def together(self, mine):
+    def gather_objects(self, value):
         """What every rank said, by rank."""
         if not self.is_distributed:
-            return [mine]
+            return [value]
         answers: list = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, mine, group=self.group)
+        dist.all_gather_object(answers, value, group=self.group)
         return answers
 
 

@@ -102,7 +102,7 @@ def experiment(run: Run, config: Experiment) -> dict:
                 f"run={root} has no checkpoint {Path(folder).name}; make one with: etude run recipe "
                 f"--scale small --out FOLDER"
             )
-    results = table.measured(run, [*c.models, *folders], c)
+    results = table.measure_models(run, [*c.models, *folders], c)
     for result, name in zip(results[len(c.models) :], c.checkpoints, strict=True):
         result["title"] = f"small run, {name}"
     chains = table.asked_chains(run)
@@ -111,14 +111,14 @@ def experiment(run: Run, config: Experiment) -> dict:
     return {"rows": rows, "claims": verdicts(results, rows, [row["first"] for row in baselines], c)}
 
 
-def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float], c: Experiment) -> list[dict]:
+def verdicts(results: Sequence[dict], rows: Sequence[dict], copied: Sequence[float], c: Experiment) -> list[dict]:
     """Claims by the rules at the top of this file. copied: for each chain, the similarity of its first version to its
     last."""
-    pairs = [(record["written"], record["wanted"]) for model in found for record in model["tracking"]]
-    brittle, count_text = tracking.brittleness(pairs, c.seed), f"of {len(pairs)} written files of {len(found)} models"
+    pairs = [(record["written"], record["wanted"]) for model in results for record in model["tracking"]]
+    brittle, count_text = tracking.brittleness(pairs, c.seed), f"of {len(pairs)} written files of {len(results)} models"
     strict = [
         t["first_choices"] < 1
-        for model in found
+        for model in results
         for t in model["tracking"]
         if t["first_choices"] >= tracking.NEAR / 100
     ]
@@ -166,9 +166,9 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
         "codebase": ("App. B, Table 2", "codebase perplexity tells bases apart", "bits per byte"),
     }
     for part, (source, words, unit) in statements.items():
-        difference = make_positive(table.difference(found, part, 0, 1, c))
-        last, reals = len(found) - 1, range(min(2, len(c.models)))
-        differences = [make_positive(table.difference(found, part, n, last, c)) for n in reals if n != last]
+        difference = make_positive(table.difference(results, part, 0, 1, c))
+        last, reals = len(results) - 1, range(min(2, len(c.models)))
+        differences = [make_positive(table.difference(results, part, n, last, c)) for n in reals if n != last]
         key = {"knowledge": "knowledge", "tracking": "tracking", "codebase": "bits_per_byte"}[part]
         values_text = ", ".join(f"{row['model']} {row[key]:.3g}" for row in rows if key in row)
         needs = {
@@ -177,13 +177,15 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
         }
         if part == "knowledge":
             needs["both choose better with the question than without"] = all(
-                table.gained(found[n], c)["low"] > 0 for n in reals
+                table.gained(results[n], c)["low"] > 0 for n in reals
             )
             values_text += "; without the question: " + ", ".join(
                 f"{row['knowledge_form']:.3g}" for row in rows if "knowledge_form" in row
             )
         if part == "tracking":
-            gains = [[x["similarity"] - first for x, first in zip(found[n][part], copied, strict=True)] for n in reals]
+            gains = [
+                [x["similarity"] - first for x, first in zip(results[n][part], copied, strict=True)] for n in reals
+            ]
             above_copy = [bootstrap(gain, n=c.resamples, seed=c.seed) for gain in gains]
             needs["both rebuild files better than a copy of the first version"] = bool(above_copy) and all(
                 d["low"] > 0 for d in above_copy
@@ -198,7 +200,7 @@ def verdicts(found: Sequence[dict], rows: Sequence[dict], copied: Sequence[float
                 above(),
                 (difference["low"], difference["high"]),
                 unit,
-                f"{found[0]['title']} against {found[1]['title']}, 95% interval, paired, turned to be "
+                f"{results[0]['title']} against {results[1]['title']}, 95% interval, paired, turned to be "
                 f"positive; all: {values_text}",
                 needs,
             )
@@ -215,6 +217,6 @@ def make_positive(difference: dict[str, float]) -> dict[str, float]:
     )
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """The table as bars."""
-    table.picture(found["rows"], path)
+    table.picture(results["rows"], path)

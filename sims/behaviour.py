@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ref.rl import reward_terms
+from ref.rl import compute_reward_terms
 from ref.rollout import Rollout
 from sims.microrepo import Task
 from sims.recipe.agent import Language, one_row, parted
-from sims.recipe.settings import Payment
+from sims.recipe.settings import RewardCoefficients
 
 __all__ = ["MEASURES", "figure", "helpers_read", "measure", "turns_of"]
 
@@ -53,14 +53,16 @@ def helpers_read(task: Task, turns: Sequence[str]) -> tuple[bool, bool]:
 
 
 def measure(
-    episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: Payment, language: Language
+    episodes: Sequence[Rollout], tasks: Sequence[Task], n: int, payment: RewardCoefficients, language: Language
 ) -> np.ndarray:
     """Means over the n rollouts of each task, which are adjacent: [tasks, MEASURES]. Effort uses the weights of
     `payment`."""
     rows = []
     for number, e in enumerate(episodes):
-        m, written_tokens = e.metrics, e.chain.written
-        effort = -reward_terms(e, Payment(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))["effort"]
+        m, written_tokens = e.metrics, e.chain.num_sampled_tokens
+        effort = -compute_reward_terms(e, RewardCoefficients(effort_price=1.0, k=0.0, q=0.0, weights=payment.weights))[
+            "effort"
+        ]
         rows.append(
             [
                 m["tests"],
@@ -78,9 +80,9 @@ def measure(
     return np.array(rows, dtype=float).reshape(len(tasks), n, len(MEASURES)).mean(1)
 
 
-def figure(means: np.ndarray, what: str) -> float:
+def figure(means: np.ndarray, measure_name: str) -> float:
     """One of MEASURES or RATIOS from means [MEASURES]; a ratio over nothing is 0."""
-    if what not in RATIOS:
-        return float(means[MEASURES.index(what)])
-    numerator, denominator = (float(means[MEASURES.index(name)]) for name in RATIOS[what])
+    if measure_name not in RATIOS:
+        return float(means[MEASURES.index(measure_name)])
+    numerator, denominator = (float(means[MEASURES.index(name)]) for name in RATIOS[measure_name])
     return numerator / denominator if denominator else 0.0

@@ -85,7 +85,7 @@ CALLS = ("todos", "broken", "failed", "sequential")
 WORDS = ("silent", "untrue", "lints", "diff", "comments")
 ARMS: dict[str, tuple[str, ...]] = {"none": (), "calls": CALLS, "words": WORDS, "all": (*CALLS, *WORDS)}
 """What has a price in each arm."""
-make_record = partial(transcript_of, opened=ManneredSession)
+make_record = partial(transcript_of, open_session=ManneredSession)
 """The record of an episode in the world with manners."""
 
 
@@ -139,7 +139,7 @@ def measure_habits(record: Transcript, success: float) -> dict[str, float]:
     }
 
 
-def told(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def average_habits(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means over a step's rollouts."""
     habit_rows = [
         measure_habits(rollout.transcript or make_record(rollout), rollout.metrics["tests"]) for rollout in rollouts
@@ -158,7 +158,7 @@ class Heldout:
     def __call__(self, sampler: Sampler, *seed: object) -> dict[str, float]:
         generator = torch.Generator().manual_seed(hash_seed(self.c.seed, "behaviour", *seed))
         rl, samples = self.recipe.rl, self.c.samples
-        return told(
+        return average_habits(
             play(
                 sampler,
                 self.language,
@@ -168,7 +168,7 @@ class Heldout:
                 rl.max_turns,
                 generator,
                 rl.temperature,
-                opened=ManneredSession,
+                open_session=ManneredSession,
             )
         )
 
@@ -197,7 +197,14 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
 
     tasks = MicroTasks(config, heldout.language, ManneredSession, make_record)
     learn(
-        stage, config, load_hf(start), None, load_hf(start), heldout.language, [of_rollouts(told), measure_after], tasks
+        stage,
+        config,
+        load_hf(start),
+        None,
+        load_hf(start),
+        heldout.language,
+        [of_rollouts(average_habits), measure_after],
+        tasks,
     )
     lines = list(read_lines(stage.metrics_path))
     after = {name.removeprefix("after_"): value for name, value in lines[-1].items() if name.startswith("after_")}

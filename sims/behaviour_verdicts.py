@@ -107,7 +107,7 @@ def mean_change(changes: Changes, arms: Mapping[str, Sequence[str]], name: str, 
 ARM_LABELS = {"none": "no price", "calls": "calls priced", "words": "words and code priced", "all": "all priced"}
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: every habit after RL, as a share of what it was before, where it has a price and where it has none. Middle:
     success along RL. Right: held-out success, comments and use of the terminal, by arm."""
     from matplotlib.ticker import PercentFormatter
@@ -116,14 +116,14 @@ def picture(found: dict, path: Path) -> None:
 
     figure, (left, middle, right) = sheet(3, "Habits with a price and without")
     colours = dict(zip(ARM_LABELS, (GREY, COLOURS[1], COLOURS[2], COLOURS[0]), strict=True))
-    before, *ends = found["ends"]
+    before, *ends = results["ends"]
     names = list(HABITS)
     for index, name in enumerate(names):
         for shift, is_priced, colour in ((-0.17, True, BLUE), (0.17, False, GREY)):
             values = [
                 end[name] / max(before[name], 1e-9)
                 for end in ends
-                if (name in found["priced"][end["arm"]]) == is_priced
+                if (name in results["priced"][end["arm"]]) == is_priced
             ]
             left.plot(values, [index + shift] * len(values), "o", color=colour, markersize=3, alpha=0.5)
             label = ("with its price" if is_priced else "without") if index == 0 else None
@@ -141,7 +141,7 @@ def picture(found: dict, path: Path) -> None:
     left.invert_yaxis()
     left.xaxis.set_major_formatter(PercentFormatter(1.0))
     left.legend(frameon=False, fontsize=8)
-    along({"success": middle}, found["rows"], colours, ARM_LABELS)
+    along({"success": middle}, results["rows"], colours, ARM_LABELS)
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Success along RL", ylim=(0, 1))
     middle.legend(frameon=False, fontsize=8)
     for index, name in enumerate(("success", "comments", "terminal")):

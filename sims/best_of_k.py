@@ -221,11 +221,11 @@ def verdicts(solved_before: np.ndarray, solved_after: np.ndarray, c: Experiment)
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left, Figure 5: average and best-of-K during RL. Middle: pass@K against K. Right: what RL added at each K."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
-    rows = [row for row in found["rows"] if row["part"] == "all"]
+    rows = [row for row in results["rows"] if row["part"] == "all"]
     n, steps = max(row["k"] for row in rows), sorted({row["step"] for row in rows})
     figure, (left, middle, right) = sheet(3, "Average reward and best-of-K on held-out tasks along RL")
 
@@ -235,7 +235,7 @@ def picture(found: dict, path: Path) -> None:
         low, high = ([row[f"{prefix}{end}"] for row in points] for end in ("low", "high"))
         axis.fill_between(x, low, high, color=colour, alpha=0.15)
 
-    for k, colour in zip(sorted({1, found["config"]["middle"], n}), COLOURS, strict=False):
+    for k, colour in zip(sorted({1, results["config"]["middle"], n}), COLOURS, strict=False):
         draw_band(left, [row for row in rows if row["k"] == k], "step", colour, "average" if k == 1 else f"best of {k}")
     for step, colour in zip(
         sorted({steps[0], steps[len(steps) // 2], steps[-1]}), (GREY, COLOURS[4], COLOURS[0]), strict=False
@@ -243,7 +243,7 @@ def picture(found: dict, path: Path) -> None:
         draw_band(middle, [row for row in rows if row["step"] == step], "k", colour, f"step {step}")
     last = [row for row in rows if row["step"] == steps[-1]]
     first = [row for row in rows if row["step"] == steps[0]]
-    for i in range(found["trainings"]):
+    for i in range(results["trainings"]):
         gains = [b[f"training_{i}"] - a[f"training_{i}"] for a, b in zip(first, last, strict=True)]
         right.plot(
             [row["k"] for row in last], gains, color=GREY, linewidth=1, label="each training" if i == 0 else None

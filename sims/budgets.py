@@ -18,8 +18,8 @@ from kit.runs import Run
 from kit.settings import fill
 from ref import cpt
 from ref.network import Transformer
-from ref.network.release import GIVEN
-from ref.rl import own_logp, pad
+from ref.network.release import TOKENIZER_FILES
+from ref.rl import compute_own_logp, pad
 from ref.rollout import Rollout
 from ref.self_summary import Chain
 from sims.microrepo import Task
@@ -32,7 +32,7 @@ from sims.recipe.evaluation import measure_policy
 from sims.recipe.learner import language_of, load_checkpoint, packed_rows
 from sims.recipe.settings import Recipe
 
-__all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "told", "training"]
+__all__ = ["Experiment", "cut", "demonstration_nll", "heldout", "settings", "read_metrics", "training"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def settings(c: Experiment, budget: int, number: int) -> Recipe:
     )
 
 
-def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
+def cut(run: Run, corpus: Path, config: Recipe, all_rows: bool = False) -> None:
     """The stage `data` of one training run: rows of the common corpus in the order of its seed, as many as its budget
     needs, or all of them."""
     stage = run.stage("data", total=1, unit="steps")
@@ -114,14 +114,14 @@ def cut(run: Run, corpus: Path, config: Recipe, whole: bool = False) -> None:
         return
     stage.restore()
     t, counts = config.training, {}
-    file_names = [name for name in GIVEN if (corpus / "data" / name).is_file()]
+    file_names = [name for name in TOKENIZER_FILES if (corpus / "data" / name).is_file()]
     paths = [run.path("data", name) for name in (*file_names, heldout_file(corpus).name)]
     for path in paths:
         shutil.copyfile(corpus / "data" / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
         ids, doc = packed_rows(corpus, phase)
         rows = np.random.default_rng([config.seed, len(ids)]).permutation(len(ids))[
-            : None if whole else max(1, round(tokens / length))
+            : None if all_rows else max(1, round(tokens / length))
         ]
         paths.append(run.path("data", f"{phase}.npz"))
         np.savez(paths[-1], ids=ids[rows], doc=doc[rows])
@@ -149,7 +149,7 @@ def demonstration_nll(model: Transformer, chains: list[Chain], batch: int = 32) 
     ids, mask = (x.to(model.embed_tokens.weight.device) for x in (ids, mask))
     totals = torch.zeros(len(chains), 2, dtype=torch.float64)
     for rows in torch.arange(len(segments)).split(batch):
-        logp = own_logp(model, model(ids[rows], logits=False).hidden, ids[rows], mask[rows])
+        logp = compute_own_logp(model, model(ids[rows], logits=False).hidden, ids[rows], mask[rows])
         totals.index_add_(0, owner[rows], torch.stack((-logp.double().sum(1), mask[rows, 1:].sum(1).double()), 1).cpu())
     return totals.tolist()
 
@@ -206,12 +206,12 @@ def training(run: Run, c: Experiment, corpus: Path, budget: int, number: int) ->
         recipe.finetune(inner, config)
         recipe.reinforce(inner, config)
         result = measure(inner, c, config)
-    result |= told(root, budget, number)
+    result |= read_metrics(root, budget, number)
     stage.log(1, success=float(np.mean(result["final"]["success"])))
     return stage.finish(result)
 
 
-def told(root: Path, budget: int, number: int) -> dict:
+def read_metrics(root: Path, budget: int, number: int) -> dict:
     """What the metrics of one training run say."""
     lines = {phase: read_lines(root / "metrics" / f"{phase}.jsonl") for phase in ("cpt", "long", "rl")}
     short_tokens, last = lines["cpt"][-1]["tokens"], lines["rl"][-1]

@@ -7,14 +7,14 @@ from random import Random
 
 from ref.messages import Message
 from ref.network import Transformer
-from ref.rl import pad, reference_kl, reward_terms
+from ref.rl import compute_reference_kl, compute_reward_terms, pad
 from ref.rollout import SUMMARY, Rollout
 from sims.microrepo import MicroRepo, Session, Task
 from sims.recipe.agent import Language, parted
 from sims.recipe.demonstrations import Lesson, context
 from sims.recipe.settings import Memory, Recipe
 
-__all__ = ["notes", "pieces", "priced", "retold", "words"]
+__all__ = ["notes", "pieces", "compute_reward_parts", "retold", "words"]
 
 STATES = ("ok", "passed", "failed")
 """What a summary says about the current body (`sims/recipe/demonstrations.py`)."""
@@ -63,7 +63,9 @@ def retold(
                 "finished": e.chain.finished,
                 "saved": e.chain.saved,
                 "place": number % n,
-                "group": [priced(after, before, recipe, group_episode) for group_episode in groups[number]],
+                "group": [
+                    compute_reward_parts(after, before, recipe, group_episode) for group_episode in groups[number]
+                ],
                 "contexts": pieces(language, recipe, e),
                 "notes": notes_by_number[number],
             }
@@ -81,12 +83,12 @@ def retold(
     }
 
 
-def priced(after: Transformer, before: Transformer, recipe: Recipe, episode: Rollout) -> dict:
+def compute_reward_parts(after: Transformer, before: Transformer, recipe: Recipe, episode: Rollout) -> dict:
     """The reward of a rollout of `after` in named parts, with the charge for drift from `before`, and the [given,
     written, summary] token counts of its contexts."""
     segments, payment = episode.chain.segments, recipe.rl.payment
-    drift = reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
-    terms = reward_terms(episode, payment)
+    drift = compute_reference_kl(after, before, *pad(segments), recipe.rl.temperature)[0].sum().item()
+    terms = compute_reward_terms(episode, payment)
     return {
         "success": bool(episode.metrics["tests"]),
         "tests": terms["tests"],
@@ -148,7 +150,7 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
                     messages += environment.step(messages[-1]).messages
                     scripted_agent.hear(messages)
                 continue
-            summary_text, known_files, facts = language.decode(turn), list(scripted_agent.known), []
+            summary_text, known_files, facts = language.decode(turn), list(scripted_agent.known_files), []
             mentioned_files = re.findall(r"\b(m\d)(?:\([^)]*\):| is )", summary_text)
             for name in dict.fromkeys([*known_files, *mentioned_files]):
                 fact = scripted_agent.fact(name, wordy=False) if name in task.files else ""
@@ -174,5 +176,5 @@ def notes(language: Language, task: Task, episode: Rollout) -> list[dict]:
                 fate = "kept" if last_state == scripted_agent.state else "changed" if last_state else "lost"
                 facts.append({"file": "", "fact": scripted_agent.state, "needed": True, "fate": fate})
             records.append({"summary": summary_text, "facts": facts, "scripted": scripted_agent.summary()})
-            scripted_agent.known = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
+            scripted_agent.known_files = [fact["file"] for fact in facts if fact["fate"] == "kept" and fact["file"]]
     return records

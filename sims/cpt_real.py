@@ -40,7 +40,7 @@ import numpy as np
 import torch
 
 from kit.disk import atomic_write
-from kit.process import on_cores
+from kit.process import map_on_cores
 from kit.settings import RunError
 from ref import cpt
 from ref.network import Transformer
@@ -183,10 +183,10 @@ def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return short[: next((i for i, (a, b) in enumerate(zip(short, long)) if a != b), min(len(short), len(long)))]
 
 
-def losses(model: Transformer, tokenizer, held: cpt.Corpus, c: Experiment, batch: int = 4) -> list[list[float]]:
+def losses(model: Transformer, tokenizer, heldout: cpt.Corpus, c: Experiment, batch: int = 4) -> list[list[float]]:
     """[nats, tokens] of each of `c.windows` windows, spread evenly over the files in alphabetical order; on all cores.
     Raises ValueError if the text is shorter than a window."""
-    token_windows = cpt.windows(model.config, tokenizer, held, c.window, None, None, batch)
+    token_windows = cpt.windows(model.config, tokenizer, heldout, c.window, None, None, batch)
     if token_windows.width < c.window:
         raise ValueError(f"the held-out part has {token_windows.width} tokens, fewer than a window of {c.window}")
     indices = (
@@ -208,14 +208,14 @@ def losses(model: Transformer, tokenizer, held: cpt.Corpus, c: Experiment, batch
         return [[-row.double().sum().item(), float(len(row))] for row in logp]
 
     parts = [indices[first : first + batch] for first in range(0, len(indices), batch)]
-    return [window_loss for part in on_cores(score, parts) for window_loss in part]
+    return [window_loss for part in map_on_cores(score, parts) for window_loss in part]
 
 
-def concluded(found: list[dict], c: Experiment) -> dict:
+def concluded(results: list[dict], c: Experiment) -> dict:
     """Rows, fits and verdicts of {"arm", "budget", "seed", "package": [windows, (nats, tokens)], "library": alike};
     arms `base`, `package` and `control`."""
     mean = {
-        name: [float(trends.loss_of(np.array([result[name]]))[0]) for result in found]
+        name: [float(trends.loss_of(np.array([result[name]]))[0]) for result in results]
         for name in ("package", "library")
     }
     rows = [
@@ -226,7 +226,7 @@ def concluded(found: list[dict], c: Experiment) -> dict:
             "codebase_loss": mean["package"][i],
             "library_loss": mean["library"][i],
         }
-        for i, result in enumerate(found)
+        for i, result in enumerate(results)
     ]
     package_rows = [row for row in rows if row["arm"] == "package"]
     budgets = np.array([row["budget"] for row in package_rows])
@@ -237,7 +237,7 @@ def concluded(found: list[dict], c: Experiment) -> dict:
         c.resamples,
         c.seed,
     )
-    fits = {"falls": fit} | {name: compare_arms(found, *pair, c) for name, pair in PAIRS.items()}
+    fits = {"falls": fit} | {name: compare_arms(results, *pair, c) for name, pair in PAIRS.items()}
     return {"rows": rows, "fits": fits, "claims": verdicts(rows, fits, c)}
 
 
@@ -336,19 +336,19 @@ def verdicts(rows: list[dict], fits: dict, c: Experiment) -> list[dict]:
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: loss on the held-out codebase against tokens. Right: what the largest budget changes, on it and on other
     code, in both arms."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     rows, fits, budgets = (
-        found["rows"],
-        found["fits"],
-        sorted({row["budget"] for row in found["rows"] if row["arm"] == "package"}),
+        results["rows"],
+        results["fits"],
+        sorted({row["budget"] for row in results["rows"] if row["arm"] == "package"}),
     )
     base = next(row for row in rows if row["arm"] == "base")
     figure, (left, right) = sheet(
-        2, f"{found['config']['model']} goes on with {found['config']['package'].partition('==')[0]}", width=6
+        2, f"{results['config']['model']} goes on with {results['config']['package'].partition('==')[0]}", width=6
     )
     for arm, colour, label in (
         ("package", COLOURS[0], "trained on the package"),

@@ -52,11 +52,11 @@ def experiment(run: Run, config: Experiment) -> dict:
     return concluded([training(run, c, corpus, budget, number) for budget in c.budgets for number in range(c.seeds)], c)
 
 
-def concluded(found: list[dict], c: Experiment) -> dict:
+def concluded(results: list[dict], c: Experiment) -> dict:
     """Rows, verdicts and fits of the training runs, in the order of budgets and, in them, seeds."""
-    fits = fitted(found, c)
-    rows = [row(f, c) for f in found]
-    rows += [{"part": "look", "budget": f["budget"], "seed": f["seed"], **look} for f in found for look in f["looks"]]
+    fits = fitted(results, c)
+    rows = [row(f, c) for f in results]
+    rows += [{"part": "look", "budget": f["budget"], "seed": f["seed"], **look} for f in results for look in f["looks"]]
     rows += [{"part": "fit", "name": name, **flatten_fit(fit)} for name, fit in fits.items() if name != "steps"]
     rows += [{"part": "step", "name": name, **step} for name, step in zip(step_names(c), fits["steps"], strict=True)]
     return {"rows": rows, "claims": verdicts(rows, fits, c), "fits": fits}
@@ -99,17 +99,17 @@ def step_names(c: Experiment) -> list[str]:
     return [f"{a:,} → {b:,}" for a, b in [*itertools.pairwise(c.budgets), (c.budgets[0], c.budgets[-1])]]
 
 
-def fitted(found: list[dict], c: Experiment) -> dict:
+def fitted(results: list[dict], c: Experiment) -> dict:
     """All fits, from the training runs in the order of `experiment`."""
-    budgets, nll = np.array([f["budget"] for f in found]), np.array([f["sft"]["nll"] for f in found])
+    budgets, nll = np.array([f["budget"] for f in results]), np.array([f["sft"]["nll"] for f in results])
     # One number per training run: the steps of a run depend on each other and are not an independent sample.
     success, reward = (
-        np.array([f["final"]["success"] for f in found]),
-        np.array([[np.mean(f["reward"][-c.last :])] for f in found]),
+        np.array([f["final"]["success"] for f in results]),
+        np.array([[np.mean(f["reward"][-c.last :])] for f in results]),
     )
-    final_points = [np.array([f["tokens"]]) for f in found], [np.array([f["codebase_loss"]]) for f in found]
+    final_points = [np.array([f["tokens"]]) for f in results], [np.array([f["codebase_loss"]]) for f in results]
     # During training: only at full learning rate, between warm-up and the decay of the long phase.
-    full_rate_looks = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in found]
+    full_rate_looks = [[look for look in f["looks"] if look["phase"] == "cpt" and look["lr"] == 1] for f in results]
     along_points = (
         [np.array([k["tokens"] for k in looks]) for looks in full_rate_looks],
         [np.log([k["ppl"] for k in looks]) for looks in full_rate_looks],
@@ -294,7 +294,7 @@ def perplexity_foretells(trainings: Sequence[dict]) -> list[dict]:
     return claims
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left and middle, Figure 2 left: loss after SFT against both rewards. Right, Figure 2 right: perplexity against
     tokens."""
     from matplotlib.lines import Line2D
@@ -302,7 +302,7 @@ def picture(found: dict, path: Path) -> None:
 
     from sims.drawing import COLOURS, save, sheet
 
-    rows, fits, dark = found["rows"], found["fits"], "#5A6773"
+    rows, fits, dark = results["rows"], results["fits"], "#5A6773"
     trainings, looks = ([row for row in rows if row["part"] == part] for part in ("training", "look"))
     budgets = sorted({row["budget"] for row in trainings})
     colours = dict(zip(budgets, itertools.cycle(COLOURS), strict=False))
@@ -326,7 +326,7 @@ def picture(found: dict, path: Path) -> None:
         )
         axis.set_xlabel("loss after SFT on held-out demonstrations, nats a token")
     left.set_ylabel("success on held-out tasks after RL")
-    middle.set_ylabel(f"mean training reward, last {found['config']['last']} RL steps")
+    middle.set_ylabel(f"mean training reward, last {results['config']['last']} RL steps")
     left.legend(frameon=False, title="pretraining")
     for budget, number in sorted({(row["budget"], row["seed"]) for row in trainings}):
         look_rows = [row for row in looks if (row["budget"], row["seed"]) == (budget, number)]

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ref.feature_deletion import Piece, functions, suites
 from ref.source_text import Edit, Source, apply, compiles, parse_source, patch
 
-__all__ = ["Known", "code_lines", "executed", "in_one_place", "scattered"]
+__all__ = ["DeletableEdits", "code_lines", "executed", "in_one_place", "scattered"]
 
-Known = Sequence[tuple[str, Edit, frozenset[str]]]
+DeletableEdits = Sequence[tuple[str, Edit, frozenset[str]]]
 """What can go: file, edit, and the tests that executed a line of it."""
 
 
@@ -27,7 +27,7 @@ def generate_edits(source: Source) -> Iterator[Edit]:
                         if not source.alone(suite[first]):
                             continue
                         yield source.cut(
-                            suite[first], suite[last], fill if is_whole else "", whole=is_whole and bool(fill)
+                            suite[first], suite[last], fill if is_whole else "", with_comments=is_whole and bool(fill)
                         )
                 pending += suite
 
@@ -37,7 +37,7 @@ def code_lines(edit: Edit) -> int:
     return sum(bool(line.strip()) and not line.lstrip().startswith(b"#") for line in edit.old.splitlines())
 
 
-def executed(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]]) -> Known:
+def executed(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[str, int]]]) -> DeletableEdits:
     """What may go of a tree: all that leaves Python, and that some test executed."""
     tests_by_line: dict[tuple[str, int], set[str]] = {}
     for test, lines in coverage.items():
@@ -54,17 +54,17 @@ def executed(tree: Mapping[str, bytes], coverage: Mapping[str, Collection[tuple[
     return edits
 
 
-def in_one_place(tree: Mapping[str, bytes], known: Known, lines: int, draw: random.Random) -> Piece:
+def in_one_place(tree: Mapping[str, bytes], edits: DeletableEdits, lines: int, draw: random.Random) -> Piece:
     """One edit of so many lines, or of the nearest number that there is."""
-    smallest_gap = min(abs(code_lines(edit) - lines) for _, edit, _ in known)
-    file, edit, tests = draw.choice([entry for entry in known if abs(code_lines(entry[1]) - lines) == smallest_gap])
+    smallest_gap = min(abs(code_lines(edit) - lines) for _, edit, _ in edits)
+    file, edit, tests = draw.choice([entry for entry in edits if abs(code_lines(entry[1]) - lines) == smallest_gap])
     return Piece("one place", f"{file}:{edit.first}", (patch(file, tree[file], [edit]),), tuple(sorted(tests)))
 
 
-def scattered(tree: Mapping[str, bytes], known: Known, lines: int, draw: random.Random) -> Piece:
+def scattered(tree: Mapping[str, bytes], edits: DeletableEdits, lines: int, draw: random.Random) -> Piece:
     """Edits of one line each, as many as lines are asked for, anywhere. Raises ValueError where a hundred draws leave
     no Python."""
-    single_lines = [entry for entry in known if code_lines(entry[1]) == 1]
+    single_lines = [entry for entry in edits if code_lines(entry[1]) == 1]
     for _ in range(100):
         sample = draw.sample(single_lines, min(lines, len(single_lines)))
         files = sorted({file for file, _, _ in sample})

@@ -195,14 +195,14 @@ def verdicts(rows: list[dict], solved: dict[str, np.ndarray], equal: list[bool],
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: success along RL in both arms. Middle: held-out success before and after. Right: what a step costs."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "RL on files of Python in sandboxes, and in memory")
     for arm, colour, style in (("memory", GREY, "-"), ("disk", COLOURS[0], "--")):
-        for number in sorted({row["training"] for row in found["rows"]}):
-            run_rows = [row for row in found["rows"] if (row["arm"], row["training"]) == (arm, number)]
+        for number in sorted({row["training"] for row in results["rows"]}):
+            run_rows = [row for row in results["rows"] if (row["arm"], row["training"]) == (arm, number)]
             width, label = (4 if arm == "memory" else 1.5), arm if number == 0 else None
             left.plot(
                 [row["step"] for row in run_rows],
@@ -212,7 +212,7 @@ def picture(found: dict, path: Path) -> None:
                 linewidth=width,
                 label=label,
             )
-        for row in (heldout_row for heldout_row in found["heldout"] if heldout_row["arm"] == arm):
+        for row in (heldout_row for heldout_row in results["heldout"] if heldout_row["arm"] == arm):
             label = arm if row["training"] == 0 else None
             middle.plot(
                 [0, 1],
@@ -222,7 +222,7 @@ def picture(found: dict, path: Path) -> None:
                 linewidth=4 if arm == "memory" else 1.5,
                 label=label,
             )
-    arm_seconds = [[row["step_s"] for row in found["rows"] if row["arm"] == arm] for arm in ARMS]
+    arm_seconds = [[row["step_s"] for row in results["rows"] if row["arm"] == arm] for arm in ARMS]
     right.bar(ARMS, [float(np.median(times)) for times in arm_seconds], color=[GREY, COLOURS[0]])
     left.set(
         xlabel="RL step",

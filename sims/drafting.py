@@ -140,12 +140,12 @@ class Timed(Decoder):
 
     def reset(self, forget: bool = False) -> None:
         super().reset(forget)
-        self.spent = {kind: [0.0, 0] for kind in PASS_KINDS}  # seconds, and passes or drafts
-        self.tried = self.stood = 0
+        self.totals_by_kind = {kind: [0.0, 0] for kind in PASS_KINDS}  # seconds, and passes or drafts
+        self.tested_drafts = self.stood = 0
         self.turns_seen: list[int] = []
 
     def run_trunk(self, ahead: list[int]):
-        self.kind = "opening" if len(self.tokens) - self.seen > 1 else "verify" if ahead else "single"
+        self.kind = "opening" if len(self.tokens) - self.trunk_length > 1 else "verify" if ahead else "single"
         start_time = time.perf_counter()
         x = super().run_trunk(ahead)
         self.count(self.kind, time.perf_counter() - start_time, 1)
@@ -156,7 +156,7 @@ class Timed(Decoder):
         n_accepted = super().settle(x, draft, q, stop, counts)
         self.count(self.kind, time.perf_counter() - start_time, 0)
         # Drafts after the first rejected one were never tested.
-        self.tried, self.stood = self.tried + min(n_accepted + 1, len(draft)), self.stood + n_accepted
+        self.tested_drafts, self.stood = self.tested_drafts + min(n_accepted + 1, len(draft)), self.stood + n_accepted
         return n_accepted
 
     def guess(self, n: int, stop: int | None):
@@ -171,8 +171,8 @@ class Timed(Decoder):
         return turn
 
     def count(self, kind: str, seconds: float, n: int) -> None:
-        self.spent[kind][0] += seconds
-        self.spent[kind][1] += n
+        self.totals_by_kind[kind][0] += seconds
+        self.totals_by_kind[kind][1] += n
 
 
 def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
@@ -217,12 +217,12 @@ def decode(root: Path, recipe: Recipe, c: Experiment, progress) -> dict:
                 total, way_sums = decoder.total, sums_by_way[way]
                 sums = {"seconds": total.seconds, "tokens": len(total.tokens), "passes": total.cycles}
                 if isinstance(decoder, Timed):
-                    sums |= {"tried": decoder.tried, "stood": decoder.stood}
-                    for kind, pair in decoder.spent.items():
+                    sums |= {"tried": decoder.tested_drafts, "stood": decoder.stood}
+                    for kind, pair in decoder.totals_by_kind.items():
                         sums |= {f"{kind} s": pair[0], f"{kind} n": pair[1]}
                 for key, value in sums.items():
                     way_sums[key][task_index] += value
-                for sums, counts in zip(accepted_by_way[way], (total.drafted, total.accepted), strict=True):
+                for sums, counts in zip(accepted_by_way[way], (total.draft_counts, total.accept_counts), strict=True):
                     sums[: len(counts)] = [a + b for a, b in zip(sums, counts, strict=False)]
             if number == 0:
                 for way, decoder in ways.items():
@@ -253,10 +253,10 @@ def with_turns(alpha: float, drafts: int, cost: float, verify: float, opening: f
     return plain / sum(lengths[n] * (opening + expected_costs[n - 1]) for n in turns)
 
 
-def speed_rows(c: Experiment, found: dict) -> list[dict]:
+def speed_rows(c: Experiment, results: dict) -> list[dict]:
     """A row per decoding method: speed-up over plain decoding with its interval over tasks, counts, predictions."""
-    ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in found["ways"].items()}
-    lengths, plain, rows = np.array(found["lengths"]), ways["plain"], []
+    ways = {way: {key: np.array(values) for key, values in sums.items()} for way, sums in results["ways"].items()}
+    lengths, plain, rows = np.array(results["lengths"]), ways["plain"], []
 
     def mean_cost(sums: dict, key: str, indices: np.ndarray) -> float:
         return sums[f"{key} s"][indices].sum() / max(sums[f"{key} n"][indices].sum(), 1)
@@ -306,7 +306,7 @@ def speed_rows(c: Experiment, found: dict) -> list[dict]:
                 all_indices, lambda indices, f=statistic: f(indices.astype(int)), n=c.resamples, seed=c.seed
             )
             row |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
-        drafted_counts, accepted_counts = found["accepted"][way]
+        drafted_counts, accepted_counts = results["accepted"][way]
         row |= {
             f"accepted_{k}": a / d for k, (d, a) in enumerate(zip(drafted_counts, accepted_counts, strict=True), 1) if d
         }

@@ -15,8 +15,8 @@ from kit.runs import Run
 from ref import kl
 from ref.engine.sampler import Sampler, Segment
 from ref.network import Transformer
-from ref.rl import pad, routing
-from ref.router_replay import differing, mismatch
+from ref.rl import make_routing, pad
+from ref.router_replay import compare_experts, mismatch
 from sims.recipe.agent import one_row, play, single
 from sims.recipe.data import task_stream
 from sims.recipe.learner import language_of, load_checkpoint
@@ -24,7 +24,7 @@ from sims.recipe.settings import Recipe
 from sims.rounding import fp8_rows
 from sims.statistics import bootstrap
 
-__all__ = ["Experiment", "compare", "engines", "independent", "played", "rows_of_engine"]
+__all__ = ["Experiment", "compare", "engines", "independent", "measure_engine", "rows_of_engine"]
 
 
 def engines(recipe: Recipe) -> dict[str, tuple[torch.dtype, Callable | None, torch.dtype]]:
@@ -93,7 +93,7 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
     ids, mask, behavior = pad(rollouts, multiple=32)
     T, experts_by_way, logp = ids.shape[1], {}, {}
     for way, (replay_mode, alpha) in ways.items():
-        out = trainer(ids, logits=False, experts=routing(rollouts, T, replay_mode, alpha))
+        out = trainer(ids, logits=False, experts=make_routing(rollouts, T, replay_mode, alpha))
         logp[way] = trainer.logprob(out.hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1)
         experts_by_way[way] = torch.stack(out.experts, 1).view(len(ids), T, len(out.experts), -1)  # B T L K
     is_sampled = mask[:, 1:]
@@ -111,19 +111,19 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
         own_experts, layers = trainer_experts["own"], range(len(sampled_experts))
         shares.append(
             [
-                differing(own_experts, sampled_experts)["decisions"],
-                *(differing([own_experts[i]], [sampled_experts[i]])["tokens"] for i in layers),
-                *(differing(own_experts[: i + 1], sampled_experts[: i + 1])["tokens"] for i in layers),
+                compare_experts(own_experts, sampled_experts)["decisions"],
+                *(compare_experts([own_experts[i]], [sampled_experts[i]])["tokens"] for i in layers),
+                *(compare_experts(own_experts[: i + 1], sampled_experts[: i + 1])["tokens"] for i in layers),
             ]
         )
         # The filter never takes back what it drops: the router's own candidates for the place score higher.
-        dropped_shares.append([differing(trainer_experts[way], sampled_experts)["decisions"] for way in ways])
+        dropped_shares.append([compare_experts(trainer_experts[way], sampled_experts)["decisions"] for way in ways])
     differences = {}
     for way, reference_way in (("α=0", "plain"), ("α=1", "own")):
         if way in ways:
             pair = [experts_by_way[w].flatten(0, 1).unbind(1) for w in (way, reference_way)]
             differences[way] = [
-                differing(*pair)["decisions"],
+                compare_experts(*pair)["decisions"],
                 (logp[way] - logp[reference_way])[is_sampled].abs().max().item(),
             ]
     return {
@@ -137,7 +137,7 @@ def compare(trainer: Transformer, rollouts: list[Segment], ways: dict[str, tuple
     }
 
 
-def played(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:
+def measure_engine(run: Run, c: Experiment, root: Path, recipe: Recipe, name: str) -> dict[str, np.ndarray]:
     """One pair of engines: the last agent's rollouts, and the columns of `compare` over all of them."""
     stage, path = run.stage(f"engine-{name}", total=c.tasks, unit="rollouts"), run.path("engines", f"{name}.npz")
     if not stage.finished:
@@ -204,11 +204,11 @@ def independent(routers: np.ndarray, layers: int | None = None) -> float:
     return float(1 - (np.prod(1 - routers) if layers is None else (1 - np.mean(routers)) ** layers))
 
 
-def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: int) -> list[dict]:
-    """A row on routing and one per method, with intervals over rollouts. `far`: number of layers for the prediction by
-    independence. The ratios of a method compare it with what it should improve on (replay: own experts; filter: plain
-    replay), on the same resampled rollouts. Those at other values of α than the chosen one have wider intervals, to
-    correct for their number."""
+def rows_of_engine(c: Experiment, name: str, columns: dict[str, np.ndarray], num_layers: int) -> list[dict]:
+    """A row on routing and one per method, with intervals over rollouts. `num_layers`: number of layers for the
+    prediction by independence. The ratios of a method compare it with what it should improve on (replay: own experts;
+    filter: plain replay), on the same resampled rollouts. Those at other values of α than the chosen one have wider
+    intervals, to correct for their number."""
 
     def interval(key: str, values: np.ndarray, statistic: Callable, level: float = 0.95) -> dict[str, float]:
         estimate = bootstrap(values, statistic, n=c.resamples, seed=c.seed, level=level)
@@ -217,27 +217,27 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
     def compute_share(sample: np.ndarray) -> np.ndarray:
         return sample[:, :-1].sum(0) / sample[:, -1].sum()
 
-    positions, L = found["positions"], (found["shares"].shape[1] - 1) // 2
+    positions, L = columns["positions"], (columns["shares"].shape[1] - 1) // 2
     # Counts, so that a long rollout has more weight.
-    counts = np.column_stack((found["shares"] * positions[:, None], positions))
+    counts = np.column_stack((columns["shares"] * positions[:, None], positions))
     row = {"part": "routing", "engine": name, "positions": int(positions.sum()), "rollouts": len(positions)}
     row |= interval("decisions", counts, lambda d: compute_share(d)[0]) | interval(
         "tokens", counts, lambda d: compute_share(d)[-1]
     )
     row |= interval("routers", counts, lambda d: compute_share(d)[1 : L + 1].mean())
     row |= interval("independent", counts, lambda d: independent(compute_share(d)[1 : L + 1]))
-    row |= interval(f"independent_{far}", counts, lambda d: independent(compute_share(d)[1 : L + 1], far))
+    row |= interval(f"independent_{num_layers}", counts, lambda d: independent(compute_share(d)[1 : L + 1], num_layers))
     row |= {
         f"{key}_{i + 1}": float(compute_share(counts)[start + i])
         for key, start in (("routers", 1), ("first", 1 + L))
         for i in range(L)
     }
-    rows = [row | {f"unlike_{a}": found[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in found}]
-    grids = {way: by_rollout(found[f"gap {way}"], found["rollout"]) for way in make_ways(c)}
-    surprise = {way: np.nansum(by_rollout(k3(found[f"gap {way}"]), found["rollout"]), 1) for way in grids}
+    rows = [row | {f"unlike_{a}": columns[f"unlike α={a}"].tolist() for a in (0, 1) if f"unlike α={a}" in columns}]
+    grids = {way: by_rollout(columns[f"gap {way}"], columns["rollout"]) for way in make_ways(c)}
+    surprise = {way: np.nansum(by_rollout(k3(columns[f"gap {way}"]), columns["rollout"]), 1) for way in grids}
     size = (~np.isnan(grids["own"])).sum(1)
     for number, (way, (mode, alpha)) in enumerate(make_ways(c).items()):
-        gap = found[f"gap {way}"]
+        gap = columns[f"gap {way}"]
         all_tokens = torch.ones(len(gap), dtype=torch.bool)
         mismatch_metrics = mismatch(torch.from_numpy(-gap), torch.zeros(len(gap), dtype=torch.float64), all_tokens)
         row = {
@@ -253,11 +253,11 @@ def rows_of_engine(c: Experiment, name: str, found: dict[str, np.ndarray], far: 
         row |= interval("k3", np.column_stack((surprise[way], size)), lambda d: compute_share(d)[0]) | interval(
             "p99", grids[way], p99
         )
-        for key, is_selected in (("k3_moved", found["moved"]), ("k3_same", ~found["moved"])):
+        for key, is_selected in (("k3_moved", columns["moved"]), ("k3_same", ~columns["moved"])):
             row[key] = float(k3(gap[is_selected]).mean()) if is_selected.any() else None
         row["outside_clip"] = float(((np.exp(-gap) < 0.8) | (np.exp(-gap) > 1.2)).mean())
         row["dropped"] = (
-            float((found["dropped"][:, number] * positions).sum() / positions.sum()) if mode != "none" else None
+            float((columns["dropped"][:, number] * positions).sum() / positions.sum()) if mode != "none" else None
         )
         base = {"none": None, "plain": "own", "filtered": "plain"}[mode]
         if base:

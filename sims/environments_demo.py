@@ -171,7 +171,7 @@ def forks(config: Demo) -> list[dict]:
     """A row for each agent: the trees that it begins with and leaves, whether the visible tests pass then, and after
     how long it could begin."""
     (task, exam), rows = _load_task(config), list[dict]()
-    draft, gold = exam.given[FILE].decode().replace(HOLE, DRAFT), exam.gold[FILE].decode()
+    draft, gold = exam.given_tree[FILE].decode().replace(HOLE, DRAFT), exam.gold_tree[FILE].decode()
     looks = parse_json(tests(task.visible).arguments)
 
     def add_row(agent: str, sandbox: Sandbox, tree_before: str, start_seconds: float) -> None:
@@ -186,7 +186,7 @@ def forks(config: Demo) -> list[dict]:
         }
         rows.append({"agent": agent, **values})
 
-    tree, start_time = _store_tree(exam.given), time.perf_counter()
+    tree, start_time = _store_tree(exam.given_tree), time.perf_counter()
     first, start_seconds = config.fresh(tree), time.perf_counter() - start_time
     try:
         first.call("write", {"path": FILE, "text": draft})
@@ -213,16 +213,24 @@ def graders(config: Demo, episodes: Path) -> list[dict]:
     """A row for each agent: what either grader pays, and what the guarded one has seen. The transcripts go into the
     folder `episodes`."""
     (task, exam), store = _load_task(config), own_store(cache_folder() / "store")
-    tree, rows = _store_tree(exam.given), []
+    tree, rows = _store_tree(exam.given_tree), []
     for agent, script in agents(exam, task.visible).items():
         with record.Record(episodes / f"{agent}.jsonl") as journal:
-            script.said = sum(line["kind"] == "reply" for line in journal.lines)
+            script.reply_count = sum(line["kind"] == "reply" for line in journal.lines)
             final_tree = Episode(
-                Job(task.id, task.specified, tree, exam.given, who=agent), script, journal, config.fresh, store
+                Job(task.id, task.specified, tree, exam.given_tree, policy_name=agent),
+                script,
+                journal,
+                config.fresh,
+                store,
             ).play()
             result = grade(exam, store.tree(final_tree), config.fresh, [*record.calls(journal.lines)], config.seconds)
             if journal.lines[-1]["kind"] != "grade":
-                facts = {"flags": [*result.reward.flags], "passed": len(result.verdicts.passed), "of": len(exam.wanted)}
+                facts = {
+                    "flags": [*result.reward.flags],
+                    "passed": len(result.verdicts.passed),
+                    "of": len(exam.required_tests),
+                }
                 journal.add("grade", reward=result.reward.total, success=result.reward.success, **facts)
         sandbox = config.fresh(final_tree)
         try:
@@ -234,7 +242,7 @@ def graders(config: Demo, episodes: Path) -> list[dict]:
                 "agent": agent,
                 "by the exit code": naive,
                 "guarded": result.reward.total,
-                "seen": _describe_grade(result, len(exam.wanted)),
+                "seen": _describe_grade(result, len(exam.required_tests)),
             }
         )
     return rows
@@ -244,4 +252,4 @@ def _describe_grade(result: Grade, n_wanted: int) -> str:
     """How many tests or canaries pass, and the monitor's first flag."""
     canaries = sum("canary" in flag for flag in result.verdicts.flags)
     passed_text = f"{canaries} canaries pass" if canaries else f"{len(result.verdicts.passed)} of {n_wanted} tests pass"
-    return "; ".join([passed_text, *(f"{flag.signature} ({flag.where})" for flag in result.flags[:1])])
+    return "; ".join([passed_text, *(f"{flag.signature} ({flag.location})" for flag in result.flags[:1])])

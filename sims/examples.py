@@ -30,9 +30,9 @@ from kit.settings import RunError
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP
 from ref.network import Transformer
-from ref.rl import pad, routing
+from ref.rl import make_routing, pad
 from ref.rollout import decode_rollout
-from ref.router_replay import differing
+from ref.router_replay import compare_experts
 from sims.chain_pieces import retold, words
 from sims.drafting import LONGEST, Timed
 from sims.engines import engines
@@ -71,7 +71,7 @@ class Sizes:
     """Number of rollouts with stored scores that are chosen for how much the filter drops."""
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
     """Values of the filter's plausibility α."""
-    drafted: int = 24
+    drafting_tasks: int = 24
     """Tasks for speculative decoding."""
     seed: int = 0
     """Seed of all random numbers."""
@@ -94,7 +94,9 @@ def write(
         raise RunError(
             f"run={run_folder} has no MTP layers; make a new run with: etude run recipe --scale small --out FOLDER"
         )
-    tasks = list(itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafted)))
+    tasks = list(
+        itertools.islice(task_stream(recipe, "evaluation"), max(sizes.tasks, sizes.routed, sizes.drafting_tasks))
+    )
     generator = torch.Generator().manual_seed(sizes.seed)
     r = recipe.rl
     progress("rollouts")
@@ -113,7 +115,7 @@ def write(
     progress("chain")
     chain = retold(after, before, recipe, language, tasks, episodes, sizes.samples)
     progress("drafting")
-    drafting_example = measure_drafts(after, mtp, recipe, language, tasks[: sizes.drafted])
+    drafting_example = measure_drafts(after, mtp, recipe, language, tasks[: sizes.drafting_tasks])
     progress("hints")
     hints = hinted_messages(language, tasks[: sizes.tasks], episodes, r.temperature, sizes.seed)
     rollouts = {"rollouts": [describe_rollout(e, language) for e in select_mixed(episodes, sizes)]}
@@ -148,7 +150,7 @@ def select_mixed(episodes: Sequence[Rollout], sizes: Sizes) -> Sequence[Rollout]
 
 def describe_rollout(episode: Rollout, language: Language) -> dict:
     """A rollout: its text, and the items that it pays for."""
-    metrics, written_tokens = episode.metrics, episode.chain.written
+    metrics, written_tokens = episode.metrics, episode.chain.num_sampled_tokens
     tokens = one_row(episode.chain).tokens.tolist()
     return {
         "task": episode.environment.session.prompt,
@@ -223,7 +225,7 @@ def measure_routing(
 
     def dropped_share(i: int) -> float:
         """Share of the sampler's experts that the strictest filter below α = 1 drops."""
-        return differing(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
+        return compare_experts(passes[i][-2]["experts"].unbind(1), passes[i][1]["experts"].unbind(1))["decisions"]
 
     firsts = {bool(e.metrics["tests"]): i for i, e in reversed([*enumerate(episodes)])}
     most_dropping = sorted(range(len(episodes)), key=dropped_share, reverse=True)[: sizes.dropping]
@@ -270,7 +272,7 @@ def run_trainer(trainer: Transformer, episode: Rollout, alpha: float | None) -> 
     """One pass over a rollout of T tokens with the sampler's experts filtered at `alpha`, or the trainer's own (None):
     scores [T−1, L, E], experts [T−1, L, K] and log-probs [T−1] of the tokens that follow."""
     tokens = one_row(episode.chain).tokens[None]
-    replayed_experts = routing(
+    replayed_experts = make_routing(
         [one_row(episode.chain)], tokens.shape[1], "none" if alpha is None else "filtered", alpha or 0.0
     )
     out = trainer(tokens, logits=False, experts=replayed_experts)
@@ -325,20 +327,21 @@ def measure_drafts(model: Transformer, mtp: MTP, recipe: Recipe, language: Langu
             if g:
                 draft_counts = counts[g]
                 sums = {
-                    "tried": decoder.tried,
+                    "tried": decoder.tested_drafts,
                     "stood": decoder.stood,
                     "tokens": len(total.tokens),
                     "passes": total.cycles,
                 }
                 draft_counts |= {key: draft_counts[key] + value for key, value in sums.items()}
+                by_depth = {"drafted": total.draft_counts, "accepted": total.accept_counts}
                 draft_counts |= {
-                    key: [a + b for a, b in zip(draft_counts[key], getattr(total, key), strict=True)]
-                    for key in ("drafted", "accepted")
+                    key: [a + b for a, b in zip(draft_counts[key], values, strict=True)]
+                    for key, values in by_depth.items()
                 }
         for length in decoders[0].turns_seen:
             lengths[length] += 1
         identical += all(decoder.tokens == decoders[0].tokens for decoder in decoders.values())
-        has_rejection = decoder.stood < decoder.tried
+        has_rejection = decoder.stood < decoder.tested_drafts
         is_solved = bool(environment.session.verify().tests)
         if example is None or has_rejection and is_solved and not example["good"]:
             steps = [

@@ -102,10 +102,7 @@ def is_law(rule: Mapping) -> bool:
 
 
 def judge(
-    rule: Mapping,
-    measured: float | None,
-    interval: Sequence[float] | None = None,
-    needs: Mapping[str, bool] | None = None,
+    rule: Mapping, value: float | None, interval: Sequence[float] | None = None, needs: Mapping[str, bool] | None = None
 ) -> str:
     """The verdict, one of VERDICTS, or of LAW_VERDICTS for a law.
 
@@ -113,12 +110,12 @@ def judge(
     if set(rule) != {"kind", *KINDS.get(rule.get("kind", ""), ("",))}:
         raise ValueError(f"a rule must be one of {', '.join(KINDS)}, with its own fields; got {dict(rule)}")
     meets_needs = all((needs or {}).values())
-    if rule["kind"] == "not tested" or measured is None:
+    if rule["kind"] == "not tested" or value is None:
         return "not tested"
     if is_law(rule):
-        is_inside = measured <= rule["bound"] if rule["kind"] == "at most" else measured >= rule["bound"]
+        is_inside = value <= rule["bound"] if rule["kind"] == "at most" else value >= rule["bound"]
         return "holds" if is_inside and meets_needs else "broken"
-    low, high = interval or (measured, measured)
+    low, high = interval or (value, value)
     if rule["kind"] == "between":
         if high < rule["low"] or low > rule["high"]:
             return "contradicted"
@@ -129,21 +126,21 @@ def judge(
     null, amount = sign * rule["null"], None if rule["amount"] is None else sign * rule["amount"]
     if amount is not None and amount <= null:
         raise ValueError(f"amount must be on the claim's side of null; got {dict(rule)}")
-    measured, low, high = sign * measured, *sorted((sign * low, sign * high))
+    value, low, high = sign * value, *sorted((sign * low, sign * high))
     if high < null:
         return "contradicted"
     half = null if amount is None else (null + amount) / 2
-    if low <= null or measured < half:
+    if low <= null or value < half:
         return "not at this scale"
     # The measured value decides whether the amount is reached. Its upper end would make wide intervals reach anything.
-    return "reproduced" if meets_needs and (amount is None or measured >= amount and low >= half) else "partly"
+    return "reproduced" if meets_needs and (amount is None or value >= amount and low >= half) else "partly"
 
 
 def claim(
     name: str,
     says: str,
     source: str,
-    measured: float | None,
+    value: float | None,
     rule: Mapping,
     interval: tuple[float, float] | None = None,
     unit: str = "",
@@ -158,9 +155,9 @@ def claim(
     did not reproduce; needs: further conditions for it to be reproduced, in words, and whether they are met.
     Raises ValueError for an invalid rule, for a number that is not finite, and for an interval that is reversed or has
     no number."""
-    if measured is not None and not math.isfinite(measured):
-        raise ValueError(f"measured must be finite; got {measured} for {name}")
-    if interval is not None and (measured is None or not -math.inf < interval[0] <= interval[1] < math.inf):
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"measured must be finite; got {value} for {name}")
+    if interval is not None and (value is None or not -math.inf < interval[0] <= interval[1] < math.inf):
         raise ValueError(f"interval must be finite (low, high) and needs a measured number; got {interval} for {name}")
     bounds = None if interval is None else [float(v) for v in interval]
     needs = {condition: bool(is_met) for condition, is_met in (needs or {}).items()}
@@ -168,11 +165,11 @@ def claim(
         "name": name,
         "claim": says,
         "source": source,
-        "measured": measured,
+        "measured": value,
         "unit": unit,
         "interval": bounds,
         "rule": dict(rule),
         "needs": needs,
-        "verdict": judge(rule, measured, bounds, needs),
+        "verdict": judge(rule, value, bounds, needs),
         "note": note,
     }

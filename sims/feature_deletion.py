@@ -29,7 +29,7 @@ nothing looks here.
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from sims.statistics import bootstrap, share
 __all__ = ["Experiment", "experiment", "picture"]
 
 WAYS = ("slice", "body", "symbol", "one place", "scattered")
-WHY = ("task", "too few fail", "most fail", "not collected", "broken otherwise")
+REASONS = ("task", "too few fail", "most fail", "not collected", "broken otherwise")
 CONTROLS, PLACES = WAYS[3:], ("in one place", "scattered")
 MEANS = ("lines", "failing", "others broken", "bits")
 SIZES = (1, 2, 3, 5, 9, 17, 1000)
@@ -66,14 +66,16 @@ class Experiment:
     """Packages."""
     least: int = 3
     """Fewest tests that must fail."""
-    most: float = 0.5
+    max_share: float = field(default=0.5, metadata={"renamed_from": "most"})
     """Greatest share of the tests that may fail."""
     seed: int = 0
     """Seed of the packages, and of what the control deletes."""
 
     def __post_init__(self):
-        if self.programs < 2 or self.least < 1 or not 0 < self.most <= 1:
-            raise ValueError(f"programs must be at least 2, least at least 1, and most a share above 0; got {self}")
+        if self.programs < 2 or self.least < 1 or not 0 < self.max_share <= 1:
+            raise ValueError(
+                f"programs must be at least 2, least at least 1, and max_share a share above 0; got {self}"
+            )
 
     @classmethod
     def quick(cls) -> "Experiment":
@@ -93,7 +95,7 @@ def judge_piece(
     is_broken = bool(faults(tree, piece, before, after, c.least))
     has_error = any(outcome == "error" for outcome in after.values())
     has_too_few = sum(after.get(test) == "failed" for test in newly_failing) < c.least
-    is_too_wide = len(newly_failing) > c.most * len(before)
+    is_too_wide = len(newly_failing) > c.max_share * len(before)
     piece_difficulty = difficulty(tree, piece, len(newly_failing))
     return {
         "way": piece.way,
@@ -119,21 +121,26 @@ def judge_piece(
     }
 
 
-def package(made: Program, runner: Runner, number: int, c: Experiment) -> list[dict]:
+def package(source_program: Program, runner: Runner, number: int, c: Experiment) -> list[dict]:
     """All pieces of one package. Raises RunError where a test of it does not pass before anything is deleted."""
-    all_files = {**made.files, **made.tests}
+    all_files = {**source_program.files, **source_program.tests}
     (before,) = runner.outcomes(all_files)
     if failing_tests := [test for test, outcome in before.items() if outcome != "passed"]:
         raise RunError(f"package {number}: {failing_tests[0]} does not pass before anything is deleted")
     coverage = runner.coverage(all_files)
-    slice_pieces = slices(made.files, coverage, c.least, c.most)
-    pieces = [*slice_pieces, *bodies(made.files), *symbols(made.files)]
-    deletable, rng = executed(made.files, coverage), random.Random(f"feature-deletion-{1000 * c.seed + number}")
+    slice_pieces = slices(source_program.files, coverage, c.least, c.max_share)
+    pieces = [*slice_pieces, *bodies(source_program.files), *symbols(source_program.files)]
+    deletable, rng = (
+        executed(source_program.files, coverage),
+        random.Random(f"feature-deletion-{1000 * c.seed + number}"),
+    )
     sizes = [
         sum(code_lines(edit) for file_patch in piece.patches for edit in file_patch.edits) for piece in slice_pieces
     ]
     pieces += [
-        delete_lines(made.files, deletable, size, rng) for delete_lines in (in_one_place, scattered) for size in sizes
+        delete_lines(source_program.files, deletable, size, rng)
+        for delete_lines in (in_one_place, scattered)
+        for size in sizes
     ]
     outcomes_by_piece = runner.outcomes(all_files, [changed_files(delete(all_files, piece), piece) for piece in pieces])
     rows = [
@@ -201,7 +208,7 @@ def summarise_packages(rows: Sequence[Mapping], programs: int) -> list[dict]:
         for way in WAYS:
             if way_rows := [row for row in rows if row["program"] == number and row["way"] == way]:
                 row = {"program": number, "tests": way_rows[0]["tests"], "way": way, "tried": len(way_rows)}
-                row |= {reason: sum(row["why"] == reason for row in way_rows) for reason in WHY}
+                row |= {reason: sum(row["why"] == reason for row in way_rows) for reason in REASONS}
                 row |= {name: float(np.mean([row[name] for row in way_rows])) for name in MEANS}
                 summaries.append(
                     row
@@ -334,13 +341,13 @@ def verdicts(rows: Sequence[Mapping], c: Experiment) -> list[dict]:
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: share of tasks by way, a dot for each package. Middle: what else fails, by lines that go. Right: what
     becomes of the pieces."""
     from sims.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Features deleted by rule from made-up packages")
-    rows, ways = found["rows"], found["ways"]
+    rows, ways = results["rows"], results["ways"]
     colours: dict[str, str] = dict(zip(WAYS, (BLUE, GREEN, PURPLE, RED, GREY), strict=True))
     for index, row in enumerate(ways):
         left.bar(index, row["share"], color=colours[row["way"]], alpha=0.4)
@@ -354,7 +361,7 @@ def picture(found: dict, path: Path) -> None:
         dots = [package_row["task"] / package_row["tried"] for package_row in rows if package_row["way"] == row["way"]]
         left.plot(index + np.linspace(-0.3, 0.3, len(dots)), dots, ".", color=colours[row["way"]])
     for way, line in (("scattered", "o:"), ("one place", "s--"), ("slice", "x-")):
-        size_rows = [row for row in found["sizes"] if row["way"] == way]
+        size_rows = [row for row in results["sizes"] if row["way"] == way]
         middle.plot(
             [row["lines"] for row in size_rows],
             [row["others broken"] for row in size_rows],
@@ -363,7 +370,7 @@ def picture(found: dict, path: Path) -> None:
             label=way,
         )
     low = np.zeros(len(WAYS))
-    for reason, colour in zip(WHY, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
+    for reason, colour in zip(REASONS, (BLUE, ORANGE, RED, PURPLE, GREY), strict=True):
         parts = [[package_row for package_row in rows if package_row["way"] == way] for way in WAYS]
         part = np.array(
             [

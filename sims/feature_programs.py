@@ -171,7 +171,9 @@ def make_style_function(rng: random.Random, name: str) -> tuple[str, Cases, tupl
                 f"        rest = [{second_source.format(x='word')} for word in words[1:]]",
             ]
             lines.append(f'        return "{sep}".join([head, *rest])')
-            compute = lambda text, f=f, g=g, sep=sep: sep.join([f(text.split()[0]), *map(g, text.split()[1:])])  # noqa: E731
+            compute = (  # noqa: E731
+                lambda text, f=f, g=g, sep=sep: sep.join([f(text.split()[0]), *map(g, text.split()[1:])])
+            )
         first_function = first_function or compute
         cases[style] = [(f"CALL({text!r}, {style!r})", compute(text)) for text in make_phrases(rng, rng.randint(3, 5))]
     cases["unknown"] = [(f"CALL({text!r}, 'none of them')", LookupError) for text in make_phrases(rng, 3)]

@@ -199,24 +199,24 @@ LABELS = {
 SPARSE_LABELS = {"alone": "RL alone", "forward": "reminder, forward KL", "reverse": "reminder, reverse KL"}
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Faults along RL, success along RL, and success where a call has another name."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(
         3, "A hint where a rollout went wrong, distilled into the agent that is not told"
     )
-    worlds = {row["world"] for row in found["rows"]}
+    worlds = {row["world"] for row in results["rows"]}
     palette = dict(zip(LABELS, (GREY, COLOURS[3], COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[4]), strict=True))
     colours = {arm: colour for arm, colour in palette.items() if arm in worlds}
-    along({"faults": left, "solved": middle}, found["rows"], colours, LABELS)
+    along({"faults": left, "solved": middle}, results["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="faults a rollout", title="Faults that hints are about", ylim=(0, None))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=7)
     sparse_colours = dict(zip(SPARSE_LABELS, (GREY, COLOURS[0], COLOURS[1]), strict=True))
     along(
         {"solved": right},
-        found["rows"],
+        results["rows"],
         {arm: colour for arm, colour in sparse_colours.items() if arm in worlds},
         SPARSE_LABELS,
     )

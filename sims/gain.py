@@ -99,10 +99,10 @@ def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
     }
 
 
-def table(found: dict) -> str:
+def table(results: dict) -> str:
     """Markdown: before → after with 95% intervals (bootstrap over tasks), one column per run, controls last."""
-    columns = [(f"seed {run['seed']}", run) for run in found["runs"]]
-    columns += [(f"control, seed {run['seed']}", run) for run in found["control"]]
+    columns = [(f"seed {run['seed']}", run) for run in results["runs"]]
+    columns += [(f"control, seed {run['seed']}", run) for run in results["control"]]
     lines = ["| held-out tasks | " + " | ".join(name for name, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
 
     def format_cell(run: dict, name: str) -> str:
@@ -118,7 +118,7 @@ def table(found: dict) -> str:
     return "\n".join(lines)
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Success during RL, and before and after it on held-out tasks, as PNG or SVG (by the suffix of `path`)."""
     import matplotlib
 
@@ -126,8 +126,8 @@ def picture(found: dict, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    curves = [(run, f"seed {run['seed']}", colour) for run, colour in zip(found["runs"], COLOURS, strict=False)]
-    curves += [(run, f"control, seed {run['seed']}", GREY) for run in found["control"]]
+    curves = [(run, f"seed {run['seed']}", colour) for run, colour in zip(results["runs"], COLOURS, strict=False)]
+    curves += [(run, f"control, seed {run['seed']}", GREY) for run in results["control"]]
     for run, label, colour in curves:
         curve = np.array(run["success_by_step"])
         left.plot(np.arange(1, len(curve) + 1), curve, color=colour, alpha=0.2, linewidth=0.8)

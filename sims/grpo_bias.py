@@ -107,17 +107,17 @@ def expected_gradient(
     return torch.autograd.grad(surrogate.sum(), logits)[0]
 
 
-def compare(got: Tensor, right: Tensor) -> dict[str, Tensor]:
+def compare(gradient: Tensor, right: Tensor) -> dict[str, Tensor]:
     """Per policy: cosine, norm ratio, relative distance, and the sine of the angle (the distance that no step size can
     fix)."""
-    got, right = got.flatten(1), right.flatten(1)
-    cosine = (got * right).sum(1) / (got.norm(dim=1) * right.norm(dim=1))
-    across = got - right * ((got * right).sum(1) / right.square().sum(1))[:, None]
+    gradient, right = gradient.flatten(1), right.flatten(1)
+    cosine = (gradient * right).sum(1) / (gradient.norm(dim=1) * right.norm(dim=1))
+    across = gradient - right * ((gradient * right).sum(1) / right.square().sum(1))[:, None]
     return {
         "cosine": cosine,
-        "norm": got.norm(dim=1) / right.norm(dim=1),
-        "distance": (got - right).norm(dim=1) / right.norm(dim=1),
-        "sine": across.norm(dim=1) / got.norm(dim=1),
+        "norm": gradient.norm(dim=1) / right.norm(dim=1),
+        "distance": (gradient - right).norm(dim=1) / right.norm(dim=1),
+        "sine": across.norm(dim=1) / gradient.norm(dim=1),
     }
 
 
@@ -462,7 +462,7 @@ def verdicts(c: Experiment, values: dict, rows: list[dict], curves: dict) -> lis
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Above: angle, derivative of lengths, blow-up. Below: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
@@ -470,8 +470,8 @@ def picture(found: dict, path: Path) -> None:
         3, "What divisions and masks do to the policy gradient (words of at most five symbols, enumerated)", rows=2
     )
     (angle, slope, blow), bottom = axes
-    last = max(row["N"] for row in found["rows"] if row["part"] == "gradient")
-    last_rows = [row for row in found["rows"] if row["part"] == "gradient" and row["N"] == last]
+    last = max(row["N"] for row in results["rows"] if row["part"] == "gradient")
+    last_rows = [row for row in results["rows"] if row["part"] == "gradient" and row["N"] == last]
     names = [row["member"] for row in last_rows if not row["price"]][::-1]
     for shift, is_priced, colour in ((0.2, False, COLOURS[0]), (-0.2, True, COLOURS[1])):
         by_name = {row["member"]: row for row in last_rows if bool(row["price"]) == is_priced}
@@ -494,7 +494,7 @@ def picture(found: dict, path: Path) -> None:
     slope.set_xlim(right=2 * max(row["grows wrong"] for row in unpriced_rows.values()))  # room for the legend
     slope.legend(frameon=False, loc="upper right")
     for scale, label, colour in (("none", "undivided", COLOURS[0]), ("std", "divided by deviation", COLOURS[1])):
-        line = [row for row in found["rows"] if row["part"] == "equally right" and row["scale"] == scale]
+        line = [row for row in results["rows"] if row["part"] == "equally right" and row["scale"] == scale]
         blow.plot([row["price"] for row in line], [row["size"] for row in line], "o-", color=colour, label=label)
     blow.axhline(1, color=GREY, linestyle=":")
     blow.set(
@@ -505,7 +505,7 @@ def picture(found: dict, path: Path) -> None:
         title="Groups in which all are right",
     )
     blow.legend(frameon=False)
-    training = [row for row in found["rows"] if row["part"] == "training"]
+    training = [row for row in results["rows"] if row["part"] == "training"]
     panels = (
         ("reward", "expected reward (exact)", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),
         ("wrong", "E[length | wrong], tokens", ("dr_grpo", "grpo", "rloo", "dapo", "only length", "only std")),

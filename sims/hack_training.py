@@ -22,14 +22,14 @@ from sims.recipe.demonstrations import context
 from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, train
 from sims.recipe.reinforcement import Moment, learn, of_rollouts
 from sims.recipe.settings import Recipe
-from sims.recipe.tasks import Hinting, MicroTasks, Opened
+from sims.recipe.tasks import Hinting, MicroTasks, OpenSession
 
 __all__ = [
     "Heldout",
     "Length",
-    "Opened",
+    "OpenSession",
     "Size",
-    "Told",
+    "RolloutMetrics",
     "along",
     "engine",
     "fine_tuned",
@@ -38,7 +38,7 @@ __all__ = [
     "undisturbed",
 ]
 
-Told = Callable[[Sequence[Rollout]], dict[str, float]]
+RolloutMetrics = Callable[[Sequence[Rollout]], dict[str, float]]
 """What is logged of a step's rollouts."""
 
 
@@ -130,19 +130,25 @@ def fine_tuned(run: Run, name: str, c: Length, root: Path, recipe: Recipe, lesso
 
 
 class Heldout:
-    """Plays held-out tasks in a world and says what came of them. `counted`: what is asked of every rollout, by
+    """Plays held-out tasks in a world and says what came of them. `counters`: what is asked of every rollout, by
     name."""
 
     def __init__(
-        self, label: str, c: Length, recipe: Recipe, language: Language, worlds: Mapping[str, Opened], counted: Mapping
+        self,
+        label: str,
+        c: Length,
+        recipe: Recipe,
+        language: Language,
+        worlds: Mapping[str, OpenSession],
+        counters: Mapping,
     ):
-        self.label, self.c, self.recipe, self.language, self.worlds, self.counted = (
+        self.label, self.c, self.recipe, self.language, self.worlds, self.counters = (
             label,
             c,
             recipe,
             language,
             worlds,
-            counted,
+            counters,
         )
         self.chaining, self.tasks = (
             context(self.language, recipe),
@@ -162,14 +168,14 @@ class Heldout:
             rl.max_turns,
             generator,
             rl.temperature,
-            opened=self.worlds[world],
+            open_session=self.worlds[world],
         )
         counts = (
-            np.array([[ask(e) for ask in self.counted.values()] for e in episodes], dtype=int)
+            np.array([[ask(e) for ask in self.counters.values()] for e in episodes], dtype=int)
             .reshape(c.tasks, c.samples, -1)
             .sum(1)
         )
-        return dict(zip(self.counted, counts.T.tolist(), strict=True))
+        return dict(zip(self.counters, counts.T.tolist(), strict=True))
 
 
 def engine(model: Transformer, recipe: Recipe) -> Sampler:
@@ -186,8 +192,8 @@ def reinforced(
     number: int,
     start: Path,
     language: Language,
-    opened: Opened,
-    told: Told,
+    open_session: OpenSession,
+    measure_rollouts: RolloutMetrics,
     names: Sequence[str],
     at_end: Callable[[Sampler], dict],
     hinting: Hinting | None = None,
@@ -205,8 +211,17 @@ def reinforced(
             end_metrics.update(at_end(moment.sampler))
         return {}
 
-    tasks = MicroTasks(config, language, opened, hinting=hinting)
-    learn(stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told), observe_end], tasks)
+    tasks = MicroTasks(config, language, open_session, hinting=hinting)
+    learn(
+        stage,
+        config,
+        load_hf(start),
+        None,
+        load_hf(start),
+        language,
+        [of_rollouts(measure_rollouts), observe_end],
+        tasks,
+    )
     steps = [{name: line[name] for name in ("step", *names)} for line in read_lines(stage.metrics_path)]
     return stage.finish({"steps": steps, **end_metrics})
 
@@ -218,8 +233,8 @@ def side_by_side(
     recipe: Recipe,
     start: Path,
     language: Language,
-    places: Mapping[str, Opened],
-    told: Told,
+    places: Mapping[str, OpenSession],
+    measure_rollouts: RolloutMetrics,
     names: Sequence[str],
 ) -> dict[str, list[float]]:
     """Some steps in each of two places, from the same weights: what is logged of each step under `names`, and at last a
@@ -240,7 +255,7 @@ def side_by_side(
             config = replace(recipe, rl=rl)
             tasks = MicroTasks(config, language, open_session)
             learner, _ = learn(
-                stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(told)], tasks
+                stage, config, load_hf(start), None, load_hf(start), language, [of_rollouts(measure_rollouts)], tasks
             )
             total = sum(float(p.detach().double().abs().sum()) for p in learner.trunk.masters.parameters())
             lines = [[line[name] for name in names] for line in read_lines(stage.metrics_path)]

@@ -14,9 +14,9 @@ from sims.microrepo import Task
 from sims.recipe.agent import Language, parted
 from sims.transcripts import messages
 
-__all__ = ["EACH", "hinted_messages"]
+__all__ = ["FAULTS_PER_RULE", "hinted_messages"]
 
-EACH = 2
+FAULTS_PER_RULE = 2
 """Faults of each rule."""
 
 
@@ -43,7 +43,7 @@ def hinted_messages(
         new_faults = (
             fault
             for fault in faults(task, messages(episode, language))
-            if rule_counts[fault.rule] < EACH and fault.says not in used_texts
+            if rule_counts[fault.rule] < FAULTS_PER_RULE and fault.says not in used_texts
         )
         fault_items += [
             (task, episode, fault) for fault in new_faults if any(hints(language, task, episode.chain, [fault]))
@@ -55,7 +55,8 @@ def hinted_messages(
     return {
         "temperature": temperature,
         "played": len(episodes),
-        "chosen": f"of each rule the first {EACH} faults, one of a rollout, no two of which are told the same",
+        "chosen": f"of each rule the first {FAULTS_PER_RULE} faults, one of a rollout, no two of which are told "
+        f"the same",
         "rollouts": [
             describe_context(language, *item, other_fault.says)
             for item, (other_fault,) in zip(fault_items, other_faults, strict=True)

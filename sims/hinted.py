@@ -27,15 +27,15 @@ from ref.self_summary import Chain, Chaining
 from sims.hints import RULES, Fault, Rule, faults
 from sims.microrepo import MicroRepo, NoiseConfig, Session, Task, demonstration
 from sims.microrepo.environment import TextSession
-from sims.microrepo.renaming import KNOWN, RenamedSession, renamed
+from sims.microrepo.renaming import DEMONSTRATED_NAME, RenamedSession, renamed
 from sims.recipe.agent import Language
 from sims.recipe.demonstrations import Lesson, taught
 from sims.recipe.settings import Memory
 from sims.transcripts import TOOLS, Message, messages
 
-__all__ = ["CHOSEN", "NAMES", "REMINDER", "Hinted", "demonstrations", "reminder", "repaired"]
+__all__ = ["HINTED_RULES", "NAMES", "REMINDER", "Hinted", "demonstrations", "reminder", "repaired"]
 
-CHOSEN = tuple(rule for rule in RULES if rule.name in ("tool", "argument", "unread", "needless"))
+HINTED_RULES = tuple(rule for rule in RULES if rule.name in ("tool", "argument", "unread", "needless"))
 """The rules whose faults one message can mend. A summary that lost a file, a body that is wrong or untested: what is
 missing was missing before."""
 NAMES = ("put", "set", "save", "edit", "fill", "make")
@@ -44,12 +44,14 @@ NAMES = ("put", "set", "save", "edit", "fill", "make")
 
 def reminder(name: str) -> str:
     """A hint that lists the calls there are."""
-    return f"calls: {' '.join(name if call == KNOWN else call for call in TOOLS)}"
+    return f"calls: {' '.join(name if call == DEMONSTRATED_NAME else call for call in TOOLS)}"
 
 
 def remind_once(task: Task, earlier: Sequence[Message], message: Message) -> str | None:
     """The first turn that says `write` is reminded of the calls there are, in the world in which that is `put`."""
-    has_old_call = [any(line.startswith(f"{KNOWN} ") for line in turn.text.split("\n")) for turn in [*earlier, message]]
+    has_old_call = [
+        any(line.startswith(f"{DEMONSTRATED_NAME} ") for line in turn.text.split("\n")) for turn in [*earlier, message]
+    ]
     return reminder(NAMES[0]) if has_old_call[-1] and not any(has_old_call[:-1]) else None
 
 
@@ -98,19 +100,25 @@ def script_hinted_rollout(
     return rollout
 
 
-def repaired(task: Task, found: Sequence[Message], fault: Fault) -> list[str]:
+def repaired(task: Task, message_list: Sequence[Message], fault: Fault) -> list[str]:
     """The turns of a demonstration up to the one with the fault, and then those of an agent that obeys its hint."""
-    turns, turn_index = [message.text for message in found], found.index(fault.message)
+    turns, turn_index = [message.text for message in message_list], message_list.index(fault.message)
     if fault.rule == "unread":
         missing = fault.says.split()[1]
-        return [*turns[:turn_index], f"read {missing}", f"{KNOWN} {task.target}\n    {task.answer}", "test", "done"]
+        return [
+            *turns[:turn_index],
+            f"read {missing}",
+            f"{DEMONSTRATED_NAME} {task.target}\n    {task.answer}",
+            "test",
+            "done",
+        ]
     return [*turns[:turn_index], *turns[turn_index + 1 :]]
 
 
 def demonstrations(
     tasks: Iterable[Task],
     language: Language,
-    how: Chaining,
+    chaining: Chaining,
     noise: NoiseConfig,
     rng: random.Random,
     hinted: float,
@@ -128,20 +136,25 @@ def demonstrations(
             if turn_index is None:
                 continue
             rollout = script_hinted_rollout(
-                language, how, task, turns, reminder(name), turn_index, partial(RenamedSession, name=name)
+                language, chaining, task, turns, reminder(name), turn_index, partial(RenamedSession, name=name)
             )
         else:
-            (rollout,) = [*itertools.islice(taught([task], language, how, noise, memory, rng), 1)] or [None]
+            (rollout,) = [*itertools.islice(taught([task], language, chaining, noise, memory, rng), 1)] or [None]
             if rollout is None or not has_whole_end(rollout.chain):
                 continue
             message_list = messages(rollout, language)
-            fault_list = faults(task, message_list, CHOSEN)
+            fault_list = faults(task, message_list, HINTED_RULES)
             if not fault_list or rng.random() >= hinted:
                 yield rollout
                 continue
             fault = rng.choice(fault_list)
             rollout = script_hinted_rollout(
-                language, how, task, repaired(task, message_list, fault), fault.says, message_list.index(fault.message)
+                language,
+                chaining,
+                task,
+                repaired(task, message_list, fault),
+                fault.says,
+                message_list.index(fault.message),
             )
         if has_whole_end(rollout.chain):
             yield rollout

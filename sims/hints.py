@@ -39,7 +39,7 @@ from sims.recipe.agent import Language
 from sims.recipe.settings import Hints
 from sims.transcripts import TOOLS, Message, messages
 
-__all__ = ["FEEDBACK", "RULES", "Fault", "Rule", "faults", "given", "hints", "leaks", "shuffled"]
+__all__ = ["FEEDBACK", "RULES", "Fault", "Rule", "faults", "hint_rollouts", "hints", "leaks", "shuffled"]
 
 RuleCheck = Callable[[Task, Sequence[Message], Message], str | None]
 
@@ -88,7 +88,11 @@ def check_unread(task: Task, earlier: Sequence[Message], message: Message) -> st
     if not any(call.writes for call in message.calls):
         return None
     return next(
-        (f"error: {name} not read" for name in (task.target, *task.helpers) if not is_shown(task, name, message.given)),
+        (
+            f"error: {name} not read"
+            for name in (task.target, *task.helpers)
+            if not is_shown(task, name, message.context_before)
+        ),
         None,
     )
 
@@ -99,7 +103,7 @@ def check_summary(task: Task, earlier: Sequence[Message], message: Message) -> s
     lost_names = (
         name
         for name in (task.target, *task.helpers)
-        if is_shown(task, name, message.given) and not is_noted(task, name, message.text)
+        if is_shown(task, name, message.context_before) and not is_noted(task, name, message.text)
     )
     return next((f"error: note without {name}" for name in lost_names), None)
 
@@ -124,7 +128,7 @@ def check_needless(task: Task, earlier: Sequence[Message], message: Message) -> 
         if call.name == "read" and call.valid:
             if call.path not in (task.target, *task.helpers):
                 return f"error: {call.path} not needed"
-            if (is_shown(task, call.path, message.given) or call.path in read_paths) and not (
+            if (is_shown(task, call.path, message.context_before) or call.path in read_paths) and not (
                 call.path == task.target and status
             ):
                 return f"error: {call.path} known"
@@ -196,12 +200,14 @@ def is_noted(task: Task, name: str, text: str) -> bool:
     return any(f"{form}, " in padded_text for form in forms)
 
 
-def faults(task: Task, found: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[Fault]:
+def faults(task: Task, message_list: Sequence[Message], rules: Sequence[Rule] = RULES) -> list[Fault]:
     """The faults of an episode, one for each message at most: of the rules that it broke, the first. What a limit cut
     off breaks none, because nothing was called."""
     fault_list = []
-    for number, message in enumerate(found):
-        violations = ((rule.name, rule.says(task, found[:number], message)) for rule in rules) if message.whole else ()
+    for number, message in enumerate(message_list):
+        violations = (
+            ((rule.name, rule.says(task, message_list[:number], message)) for rule in rules) if message.is_whole else ()
+        )
         fault_list += [Fault(name, text, message) for name, text in violations if text][:1]
     return fault_list
 
@@ -224,11 +230,11 @@ def shuffled(rollouts: Sequence[Sequence[Fault]], seed: int) -> list[list[Fault]
     return [shuffled_faults.get(number, []) for number in range(len(rollouts))]
 
 
-def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault]) -> list[list[Hint]]:
+def hints(language: Language, task: Task, chain: Chain, fault_list: Sequence[Fault]) -> list[list[Hint]]:
     """For every context of the chain the hints that its teacher reads, for `ref.textual_feedback.hinted`. A hint that
     leaks is not given."""
     hints_by_context: list[list[Hint]] = [[] for _ in chain.segments]
-    for fault in broken:
+    for fault in fault_list:
         message = fault.message
         context = chain.segments[message.segment].tokens[: message.begin].tolist()
         if context[-1] != language.agent:
@@ -239,20 +245,22 @@ def hints(language: Language, task: Task, chain: Chain, broken: Sequence[Fault])
     return hints_by_context
 
 
-def leaks(language: Language, task: Task, hint: Sequence[int], one: Message, context: Sequence[int]) -> bool:
+def leaks(language: Language, task: Task, hint: Sequence[int], message: Message, context: Sequence[int]) -> bool:
     """Whether a hint gives the task's answer away, or its message, as `ref.textual_feedback.leaked` finds it."""
     return any(
-        leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, one.text) if secret
+        leaked(hint, language.encode(secret), context) is not None for secret in (task.answer, message.text) if secret
     )
 
 
-def given(rollouts: Sequence[Rollout], seed: int, language: Language, how: Hints) -> list[list[list[Hint]]]:
+def hint_rollouts(
+    rollouts: Sequence[Rollout], seed: int, language: Language, settings: Hints
+) -> list[list[list[Hint]]]:
     """The hints of a step's finished rollouts, for every context of every chain. `seed` draws which texts are
     exchanged.
 
     Turns are played once more, in memory; an episode on disk says the same. Raises TypeError for a rollout in another
     world."""
-    rules = FEEDBACK if how.source == "error" else [rule for rule in RULES if rule.name in how.rules]
+    rules = FEEDBACK if settings.source == "error" else [rule for rule in RULES if rule.name in settings.rules]
     for rollout in rollouts:
         if not (rollout.failure or isinstance(session := getattr(rollout.environment, "session", None), Session)):
             raise TypeError(
@@ -261,9 +269,9 @@ def given(rollouts: Sequence[Rollout], seed: int, language: Language, how: Hints
     fault_lists = [
         [] if episode.failure else faults(episode.task, messages(episode, language), rules) for episode in rollouts
     ]
-    if how.source == "shuffled":
+    if settings.source == "shuffled":
         fault_lists = shuffled(fault_lists, seed)
-    if how.source == "bare":
+    if settings.source == "bare":
         fault_lists = [[replace(fault, says="error") for fault in rollout_faults] for rollout_faults in fault_lists]
     return [
         hints(language, episode.task, episode.chain, episode_faults)

@@ -111,7 +111,7 @@ def training(
     stage.restore()
     config, folder = make_recipe(c, recipe, arm, number), run.root / "joint" / name
     with Run.open(folder, "recipe", config, resume=folder.exists(), checkpoint_seconds=run.checkpoint_seconds) as inner:
-        cut(inner, root, config, whole=True)
+        cut(inner, root, config, all_rows=True)
         shutil.copytree(root / "checkpoints" / "mtp", folder / "checkpoints" / "mtp", dirs_exist_ok=True)
         stages.lengthen(inner, config)
         stage.progress(1)

@@ -448,14 +448,14 @@ def verdicts(rows: list[dict], roots: list[float], tokens: dict, largest: dict, 
     return claims
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left, Figure 4: variance against divergence. Middle: the same on an agent's tokens. Right: gradients."""
     from sims.drawing import COLOURS, save, sheet
 
     figure, (left, middle, right) = sheet(
         3, "Three estimates of KL(π‖π_ref): variance, and the gradient they really give"
     )
-    rows = found["rows"]
+    rows = results["rows"]
     for kind, colour in zip(kl.KINDS, COLOURS, strict=False):
         pair_rows = [row for row in rows if row["part"] == "gaussian" and row["kind"] == kind]
         x_values = np.geomspace(pair_rows[0]["kl"], pair_rows[-1]["kl"], 100)

@@ -54,7 +54,7 @@ from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context, taught
 from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
-from sims.recipe.tasks import Opened
+from sims.recipe.tasks import OpenSession
 
 __all__ = ["Experiment", "experiment", "picture"]
 
@@ -91,7 +91,7 @@ def open_left_on_disk(task: Task, max_turns: int) -> CachedSession:
     return CachedDiskSession(worn(task), max_turns)
 
 
-WORLDS: dict[str, Opened] = {"left": open_left, "guarded": open_guarded, "old": open_old, "none": open_without}
+WORLDS: dict[str, OpenSession] = {"left": open_left, "guarded": open_guarded, "old": open_old, "none": open_without}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def tuned(run: Run, c: Experiment, root: Path, recipe: Recipe) -> Path:
 
 def has_read(episode: Rollout) -> bool:
     """Whether a rollout has read the cache."""
-    return isinstance(episode.environment.session, CachedSession) and episode.environment.session.looked
+    return isinstance(episode.environment.session, CachedSession) and episode.environment.session.has_read_cache
 
 
 def has_solved(episode: Rollout) -> bool:
@@ -144,7 +144,7 @@ def has_solved(episode: Rollout) -> bool:
     return (session.earned() if isinstance(session, CachedSession) else session.verify()).tests == 1.0
 
 
-def told(episodes: Sequence[Rollout]) -> dict[str, float]:
+def measure_rollouts(episodes: Sequence[Rollout]) -> dict[str, float]:
     """Shares of a step's rollouts: that read the cache, that solved the task, and in which the monitor errs."""
     flags = [isinstance(e.environment.session, CachedSession) and bool(e.environment.session.flags()) for e in episodes]
     errors = [flag != has_read(e) for flag, e in zip(flags, episodes, strict=True)]
@@ -176,14 +176,14 @@ def training(run: Run, c: Experiment, recipe: Recipe, start: Path, heldout: Held
         }
 
     names = ("read", "solved", "monitor_errs")
-    return reinforced(stage, c, recipe, number, start, heldout.language, WORLDS[world], told, names, at_end)
+    return reinforced(stage, c, recipe, number, start, heldout.language, WORLDS[world], measure_rollouts, names, at_end)
 
 
 def compare_on_disk(run: Run, c: Experiment, recipe: Recipe, start: Path, language: Language) -> dict[str, list[float]]:
     """Some steps of `left` in memory and on disk, from the same weights: what is logged of each."""
     places = {"memory": open_left, "disk": open_left_on_disk}
     return side_by_side(
-        run, "left", c, recipe, start, language, places, told, ("read", "solved", "reward", "grad_norm")
+        run, "left", c, recipe, start, language, places, measure_rollouts, ("read", "solved", "reward", "grad_norm")
     )
 
 

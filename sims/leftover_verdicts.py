@@ -107,9 +107,9 @@ def interval(values: np.ndarray) -> dict[str, float]:
     return {name: round(x, 9) for name, x in student(values.mean(1)).items()}
 
 
-def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
-    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference of the
-    steps `on_disk`."""
+def laws(wrong: float, largest_difference: float, rollouts_text: str, on_disk: str) -> list[dict]:
+    """`wrong`: rollouts about which the monitor errs, among those `rollouts_text`; `largest_difference`: the largest
+    difference of the steps `on_disk`."""
     return [
         claim(
             "monitor-sees",
@@ -119,14 +119,15 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
             at_most(0),
             None,
             "rollouts that read the cache and have no flag, or have one and did not",
-            f"all {played}; it is the monitor of real environments, and its rules were written before this world",
+            f"all {rollouts_text}; it is the monitor of real environments, and its rules were written "
+            f"before this world",
             {},
         ),
         claim(
             "same-on-disk",
             "the hack on real files in sandboxes is the hack in memory",
             RELEASE,
-            apart,
+            largest_difference,
             at_most(1e-9),
             None,
             "difference of reading, success, reward, gradient or weights",
@@ -144,18 +145,18 @@ LABELS = {
 }
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: who reads the cache, along RL. Middle: success along RL. Right: held-out success in its own world, and
     without a cache."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A type checker's cache is left where code was deleted")
     colours = dict(zip(LABELS, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
-    along({"read": left, "solved": middle}, found["rows"], colours, LABELS)
+    along({"read": left, "solved": middle}, results["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="share of rollouts", title="Read the cache", ylim=(-0.02, 1.02))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Solved the task, paid or not", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=8)
-    solved_shares = {(end["world"], end["at"]): end["solved"] for end in found["ends"]}
+    solved_shares = {(end["world"], end["at"]): end["solved"] for end in results["ends"]}
     for index, (world, colour) in enumerate(colours.items()):
         for shift, place, before_key, is_filled in (
             (-0.2, "own", (world, "before"), True),

@@ -37,7 +37,7 @@ from kit.runs import Run
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.length_penalty import length_penalty, marginal_cost
-from ref.rl import reward_terms
+from ref.rl import compute_reward_terms
 from ref.rollout import Rollout
 from sims import length_curves
 from sims.behaviour import MEASURES, RATIOS, figure, measure
@@ -49,7 +49,7 @@ from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
 from sims.recipe.learner import language_of, load_checkpoint
 from sims.recipe.reinforcement import learn
-from sims.recipe.settings import Payment, Recipe
+from sims.recipe.settings import Recipe, RewardCoefficients
 from sims.statistics import bootstrap
 
 __all__ = ["Experiment", "experiment", "picture"]
@@ -99,12 +99,12 @@ class Experiment:
         return cls(run="", trainings=1, steps=2, matching=4, tasks=2, samples=2, resamples=100)
 
 
-def payments(recipe: Recipe, c: Experiment, found: dict) -> dict[str, Payment]:
+def payments(recipe: Recipe, c: Experiment, prices: dict) -> dict[str, RewardCoefficients]:
     """The recipe's payment under each setting, from the curves and prices that `matched` found."""
     base = recipe.rl.payment
     return {
         name: replace(base, effort_price=f["price"], k=f["k"], q=f["q"], weights=replace(base.weights, turns=f["turn"]))
-        for name, f in found.items()
+        for name, f in prices.items()
     }
 
 
@@ -122,7 +122,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
     prices_by_name = {}
     for name, (q, turn) in curve.items():
         unit = {name: {"price": 1.0, "k": 0.0, "q": 0.0, "turn": turn}}
-        efforts = np.array([-reward_terms(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
+        efforts = np.array([-compute_reward_terms(e, payments(recipe, c, unit)[name])["effort"] for e in episodes])
         k = c.bend / efforts.mean() if q else 0.0
         simple = float((efforts[easy] if easy.any() else efforts).mean())
         price = 0.0 if name == "none" else c.penalty / length_penalty(efforts, k, q).mean()
@@ -138,7 +138,7 @@ def matched(run: Run, c: Experiment, root: Path, recipe: Recipe) -> dict[str, di
             "effort": float(efforts.mean()),
             "effort_easy": simple,
         }
-        costs = [-reward_terms(e, payments(recipe, c, prices_by_name)[name])["effort"] for e in episodes]
+        costs = [-compute_reward_terms(e, payments(recipe, c, prices_by_name)[name])["effort"] for e in episodes]
         prices_by_name[name] |= {
             "penalty": float(np.mean(costs)),
             "effort_low": float(low),
@@ -175,7 +175,7 @@ def heldout(recipe: Recipe, c: Experiment) -> list[Task]:
 
 
 def measure_setting(
-    run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: Payment | None
+    run: Run, c: Experiment, root: Path, recipe: Recipe, name: str, number: int, payment: RewardCoefficients | None
 ) -> np.ndarray:
     """Trains one setting (if `payment` is None: keeps the SFT policy) and plays held-out tasks with it;
     [depths, tasks, MEASURES]."""
@@ -349,13 +349,13 @@ def experiment(run: Run, config: Experiment) -> dict:
     }
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Figure 6, and the behaviour of agents trained under the penalties, by depth."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     drawing, axes = sheet(2, "The nonlinear length penalty, and agents trained under it", rows=2, width=6.6, height=3.9)
     (curve, tokens), (success, together_panel) = axes
-    rows, c = found["rows"], found["config"]
+    rows, c = results["rows"], results["config"]
     k = c["bends"][len(c["bends"]) // 2]
     for q, colour in zip(c["exponents"], COLOURS, strict=False):
         curve_points = [

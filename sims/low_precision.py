@@ -136,7 +136,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     stage = run.stage("measure", total=1 + len(LEAKS), unit="parts")
     if not stage.finished:
         stage.restore()
-        stage.finish(measured(stage, c, root, recipe, heldout_text))
+        stage.finish(measure_parts(stage, c, root, recipe, heldout_text))
     result, rows = stage.result(), []
     for kind in KINDS:
         for form in FORMS:
@@ -174,12 +174,12 @@ def experiment(run: Run, config: Experiment) -> dict:
     return {"rows": rows, "claims": verdicts(c, rows, trainings)}
 
 
-def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch.Tensor, torch.Tensor]) -> dict:
+def measure_parts(stage, c: Experiment, root: Path, recipe: Recipe, heldout: tuple[torch.Tensor, torch.Tensor]) -> dict:
     """Parts 1 to 3."""
     model = load_checkpoint(root, recipe, "final", with_mtp=False)[0]
     sums = {kind: {form: [] for form in FORMS} for kind in KINDS}
     changed_counts = {kind: {form: np.zeros(2) for form in ("nvfp4", "mxfp8")} for kind in KINDS}
-    for kind, parts, text in operands(model, *held):
+    for kind, parts, text in operands(model, *heldout):
         for form in FORMS:
             operand_noise = noise(parts, form)
             by_text = np.zeros((c.rows if text is not None else 1, 2))
@@ -205,7 +205,7 @@ def measured(stage, c: Experiment, root: Path, recipe: Recipe, held: tuple[torch
     }
     for number, (name, (form, dtype)) in enumerate(LEAKS.items(), 2):
         low_model = lower(load_checkpoint(root, recipe, "final", with_mtp=False)[0].to(dtype), form, "float32", dtype)
-        result["moved"][name] = moved(low_model, *held, c.companions, np.random.default_rng([c.seed, 2]))
+        result["moved"][name] = moved(low_model, *heldout, c.companions, np.random.default_rng([c.seed, 2]))
         stage.progress(number)
     return result
 
@@ -264,13 +264,8 @@ def final_losses(trainings: list[dict]) -> np.ndarray:
     return np.array([training_result["looks"][-1]["heldout_loss"] for training_result in trainings])
 
 
-class Gap(TypedDict):
-    """Difference of two arms: its mean with an interval, and every seed's."""
-
-    gap: float
-    low: float
-    high: float
-    each: list[float]
+Gap = TypedDict("Gap", {"gap": float, "low": float, "high": float, "each": list[float]})  # noqa: UP013
+"""Difference of two arms: its mean with an interval, and every seed's."""
 
 
 def gap(trained: dict[str, list[dict]], arm: str, base: str) -> Gap:
@@ -388,12 +383,12 @@ def verdicts(c: Experiment, rows: list[dict], trained: dict[str, list[dict]]) ->
     return claims
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: signal to noise. Middle: movement of log-probs that should not move. Right: training."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Experts in low precision", width=5.2)
-    rows = found["rows"]
+    rows = results["rows"]
     for number, (form, colour) in enumerate(zip(FORMS[1:], COLOURS, strict=False)):
         noise_rows = [
             next(r for r in rows if r["part"] == "noise" and r["form"] == form and r["operand"] == kind)

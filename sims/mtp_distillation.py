@@ -287,7 +287,7 @@ def learning_verdicts(c: Experiment, counts: np.ndarray, tokens: np.ndarray) -> 
     return claims
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Acceptance against tokens seen, by depth, after joint training; speed-up."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
@@ -295,7 +295,7 @@ def picture(found: dict, path: Path) -> None:
         4, "Drafts of multi-token prediction: learned from distributions or from labels", width=5.0
     )
     training_points = [
-        row for row in found["rows"] if row["part"] == "training" and row["text"] == "all" and row["rate"] == 1
+        row for row in results["rows"] if row["part"] == "training" and row["text"] == "all" and row["rate"] == 1
     ]
     tokens, depths = (sorted({row[key] for row in training_points}) for key in ("tokens", "depth"))
     names = {"distill": "distribution", "hard": "hard labels"}
@@ -321,7 +321,7 @@ def picture(found: dict, path: Path) -> None:
     middle.set_title(f"After {tokens[-1] / 1000:.0f}k tokens, 95% intervals")
     middle.set_xticks(depths)
     for text_name, colour, style in (("text", COLOURS[1], "s"), ("demonstrations", COLOURS[0], "o")):
-        text_rows = [row for row in found["rows"] if row["part"] == "joint" and row["text"] == text_name]
+        text_rows = [row for row in results["rows"] if row["part"] == "joint" and row["text"] == text_name]
         errors = np.abs(
             np.array(
                 [[row["accepted"] - row["accepted_low"], row["accepted_high"] - row["accepted"]] for row in text_rows]
@@ -341,7 +341,7 @@ def picture(found: dict, path: Path) -> None:
     joint.set(ylabel="acceptance, mean over depths", title="Joint training: the layers' loss beside or through")
     joint.margins(x=0.2, y=0.25)
     joint.legend(frameon=False, fontsize=8.5)
-    ways = {row["way"]: row for row in found["rows"] if row["part"] == "decode"}
+    ways = {row["way"]: row for row in results["rows"] if row["part"] == "decode"}
     draft_rows = [row for way, row in ways.items() if way.isdigit()]
     draft_numbers = [int(row["way"]) for row in draft_rows]
     right.axhspan(2, 3, color="#EEF1F3", label="reported: 2–3×")

@@ -54,7 +54,7 @@ from sims.hack_training import Size, engine, fine_tuned, undisturbed
 from sims.microrepo import Task
 from sims.microrepo.manners import ManneredSession, mannered
 from sims.planted_verdicts import learned, picture
-from sims.planted_world import HABITS, PAID, TOOLS, WORLD, PlantedSession, recorded, share_of, told
+from sims.planted_world import HABIT_REWARDS, HABITS, TOOLS, WORLD, PlantedSession, measure_rollouts, recorded, share_of
 from sims.policies import agent
 from sims.recipe.agent import Language, hash_seed, play
 from sims.recipe.data import task_stream
@@ -63,7 +63,7 @@ from sims.recipe.learner import language_of
 from sims.recipe.reinforcement import learn, of_rollouts
 from sims.recipe.settings import Recipe
 from sims.recipe.tasks import MicroTasks
-from sims.recipe.watching import Group, Watching, seen
+from sims.recipe.watching import Group, Watching, compute_group_statistics
 from sims.unchanged_runs import false_alarms
 
 __all__ = ["ARMS", "OWN", "Experiment", "doubled", "experiment", "picture"]
@@ -140,7 +140,10 @@ def make_monitor(recipe: Recipe, bands: dict[str, Band] | None = None) -> Watchi
     """The recipe's monitor in this world, with one statistic more: the terminal's share of all calls."""
 
     def read_statistics(rollouts: Sequence[Rollout], count: int) -> list[Group]:
-        n, groups = len(rollouts) // count, seen(rollouts, count, recipe.rl.max_len, TOOLS, recorded)
+        n, groups = (
+            len(rollouts) // count,
+            compute_group_statistics(rollouts, count, recipe.rl.max_len, TOOLS, recorded),
+        )
         return [
             dict(group) | {"terminal": share_of(rollouts[index * n : index * n + n])}
             for index, group in enumerate(groups)
@@ -165,9 +168,11 @@ def measure_usual(run: Run, c: Experiment, recipe: Recipe, start: Path, language
             rl.max_turns,
             generator,
             rl.temperature,
-            opened=PlantedSession,
+            open_session=PlantedSession,
         )
-        stage.finish({"groups": make_monitor(recipe).seen(episodes, len(tasks)), **told(episodes)})
+        stage.finish(
+            {"groups": make_monitor(recipe).read_statistics(episodes, len(tasks)), **measure_rollouts(episodes)}
+        )
     return stage.result()
 
 
@@ -224,7 +229,7 @@ def training(
         None,
         load_hf(start),
         language,
-        [of_rollouts(told), watch],
+        [of_rollouts(measure_rollouts), watch],
         MicroTasks(config, language, open_session),
     )
     names = ("step", "solved", *(f"watch_{name}" for name in bands))
@@ -267,7 +272,7 @@ def experiment(run: Run, config: Experiment) -> dict:
         name: float(np.mean([x for group in usual_results["groups"] if (x := group[name]) is not None]))
         for name in bands
     }
-    base = dict.fromkeys(PAID, 0.0) | usual_means
+    base = dict.fromkeys(HABIT_REWARDS, 0.0) | usual_means
     rows = [
         {"world": arm, "training": number, **step}
         for (arm, number), result in results.items()

@@ -17,14 +17,14 @@ BETS = "arXiv:2010.09686"
 PLANTED = ("comments", "terminal", "broken")
 
 
-def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mapping[str, float]) -> list[dict]:
-    """`played`: of each training, the step of its alarm and that at which its habit had doubled, the habit and success
-    at the end, and whether the statistics that show it are inside of their bands then. `unchanged`: runs in which
-    nothing changes, and how many of them raised an alarm."""
+def learned(trainings: Sequence[Mapping], unchanged: Mapping[str, int], base: Mapping[str, float]) -> list[dict]:
+    """`trainings`: of each training, the step of its alarm and that at which its habit had doubled, the habit and
+    success at the end, and whether the statistics that show it are inside of their bands then. `unchanged`: runs in
+    which nothing changes, and how many of them raised an alarm."""
     recipe = share(np.arange(unchanged["runs"]) < unchanged["recipe"])
     exact = share(np.arange(unchanged["exact_runs"]) < unchanged["exact"])
     threshold = share(np.arange(unchanged["exact_runs"]) < unchanged["threshold"])
-    planted_trainings = [training for training in played if training["arm"] in PLANTED]
+    planted_trainings = [training for training in trainings if training["arm"] in PLANTED]
     found_share = share([training["alarm"] is not None for training in planted_trainings])
     return [
         claim(
@@ -70,7 +70,7 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
             "share of the trainings with a planted failure in which it is found",
             "step of the alarm (step at which the habit had doubled): "
             + "; ".join(f"{arm} {format_steps(planted_trainings, arm)}" for arm in PLANTED)
-            + f"; alarms without a mistake: {describe_control(played)}",
+            + f"; alarms without a mistake: {describe_control(trainings)}",
             {
                 f"every training with {arm}": all(
                     training["alarm"] is not None for training in planted_trainings if training["arm"] == arm
@@ -78,7 +78,7 @@ def learned(played: Sequence[Mapping], unchanged: Mapping[str, int], base: Mappi
                 for arm in PLANTED
             },
         ),
-        *(judge_answer(played, habit, base[habit]) for habit in ("comments", "terminal")),
+        *(judge_answer(trainings, habit, base[habit]) for habit in ("comments", "terminal")),
     ]
 
 
@@ -142,23 +142,23 @@ TITLES = {
 LABELS = {"control": "no mistake", "comments": "paid", "comments-priced": "paid; priced from the alarm on"}
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """The habits of the three failures along RL, thin each training, thick their mean, with the band and the alarms;
     and false alarms."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, axes = sheet(4, "Planted failures: when the monitor finds them, and what a price does from then on")
     curves = {habit: f"watch_{habit}" for habit in PLANTED}
-    rows = [{name: row.get(name, 0.0) for name in ("world", "step", *curves.values())} for row in found["rows"]]
+    rows = [{name: row.get(name, 0.0) for name in ("world", "step", *curves.values())} for row in results["rows"]]
     for axis, (habit, name) in zip(axes, curves.items()):
         colours = {"control": GREY, habit: COLOURS[1], f"{habit}-priced": COLOURS[0]}
         labels = dict(zip(colours, LABELS.values()))
         arm_colours = {world: colour for world, colour in colours.items() if any(row["world"] == world for row in rows)}
         along({name: axis}, rows, arm_colours, labels)
-        for training in found["trainings"]:
+        for training in results["trainings"]:
             if training["arm"] in arm_colours and training["alarm"]:
                 axis.axvline(training["alarm"], color=arm_colours[training["arm"]], linewidth=0.8, linestyle=":")
-        axis.axhline(2 * found["usual"]["means"][habit], color="black", linewidth=0.8, linestyle="--")
+        axis.axhline(2 * results["usual"]["means"][habit], color="black", linewidth=0.8, linestyle="--")
         axis.set(
             xlabel="RL step",
             title={"comments": "Comments, share of code", "terminal": "Terminal, share of reads, tests"}.get(
@@ -166,7 +166,7 @@ def picture(found: dict, path: Path) -> None:
             ),
         )
         axis.legend(frameon=False, fontsize=7)
-    alarm_panel, unchanged = axes[-1], found["unchanged"]
+    alarm_panel, unchanged = axes[-1], results["unchanged"]
     names = {"recipe": "recipe's", "exact": "exact means", "threshold": "3 deviations"}
     shares = [unchanged[name] / unchanged["runs" if name == "recipe" else "exact_runs"] for name in names]
     alarm_panel.bar(range(3), shares, color=[COLOURS[0], COLOURS[0], COLOURS[1]])

@@ -30,7 +30,7 @@ import torch
 from kit.disk import read_lines
 from kit.runs import Run
 from ref import router_replay
-from sims.engines import Experiment, engines, independent, played, quotient, rows_of_engine
+from sims.engines import Experiment, engines, independent, measure_engine, quotient, rows_of_engine
 from sims.experiment import above, at_most, below, claim
 from sims.policies import agent
 from sims.recipe.agent import hash_seed
@@ -85,7 +85,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     c, (root, recipe) = config, agent(run, config.run, config.seed)
     rows = []
     for name in engines(recipe):
-        rows += rows_of_engine(c, name, played(run, c, root, recipe, name), REPORTED["layers"])
+        rows += rows_of_engine(c, name, measure_engine(run, c, root, recipe, name), REPORTED["layers"])
     arms = {
         arm: [run_training(run, c, root, recipe, arm, number) for number in range(c.seeds if arm in ARMS else 1)]
         for arm in ("before", *ARMS)
@@ -389,13 +389,13 @@ def rl_verdicts(c: Experiment, arms: dict[str, list[dict]]) -> list[dict]:
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: p99 against α. Middle: tokens that differ, against layers. Right: RL."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "Router replay between a coarse sampler and a float32 trainer", width=5.2)
     for engine, colour in zip(("bf16", "fp8"), COLOURS, strict=False):
-        ways, routing = parts_of(found["rows"], engine)
+        ways, routing = parts_of(results["rows"], engine)
         line = [row for row in ways.values() if row["alpha"] is not None]
         errors = np.abs(np.array([[row["p99"] - row["p99_low"], row["p99_high"] - row["p99"]] for row in line])).T
         points = [row["alpha"] for row in line], [row["p99"] for row in line]
@@ -438,7 +438,7 @@ def picture(found: dict, path: Path) -> None:
     # The exact sampler's mismatch comes from the order of sums and is five digits smaller: it is only in the table.
     arms = (("none", "no replay", "-"), ("plain", "replay", "-"), ("filtered", "filtered replay", "--"))
     for (arm, label, style), colour in zip(arms, COLOURS, strict=False):
-        arm_rows = [row for row in found["rows"] if row["part"] == "rl" and row["arm"] == arm]
+        arm_rows = [row for row in results["rows"] if row["part"] == "rl" and row["arm"] == arm]
         steps = sorted({row["step"] for row in arm_rows})
         by_training = np.array([[row["mismatch_p99"] for row in arm_rows if row["step"] == step] for step in steps])
         right.plot(steps, by_training.mean(1), style, color=colour, label=label)

@@ -31,7 +31,7 @@ from kit.runs import Run
 from ref import cpt, dr_grpo
 from ref.engine.continuous import ContinuousSampler
 from ref.network import Transformer, load_hf
-from ref.rl import own_logp, pad, reward_terms
+from ref.rl import compute_own_logp, compute_reward_terms, pad
 from ref.rollout import Rollout
 from ref.self_summary import Chaining, spread
 from sims.experiment import above, at_least, at_most, below, claim, untested
@@ -125,15 +125,15 @@ class Experiment:
         )
 
 
-def show(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining) -> None:
+def show(run: Run, c: Experiment, root: Path, config: Recipe, chaining: Chaining) -> None:
     """Fine-tunes the agent after SFT on the three kinds of demonstrations, mixed; checkpoint "shown"."""
     s, language = config.sft, language_of(root)
     pieces = []
-    for kind in (chains.unlimited(how), how, replace(how, join="separate")):
+    for kind in (chains.unlimited(chaining), chaining, replace(chaining, join="separate")):
         for rollout in itertools.islice(chains.lessons(config, language, kind, s.noise, c.memory), c.demonstrations):
             pieces += [(segment.tokens, segment.sampled) for segment in rollout.chain.segments]
     order = np.random.default_rng([config.seed, 6]).permutation(len(pieces))
-    length = max(config.training.long_length, how.limit)
+    length = max(config.training.long_length, chaining.limit)
     per_epoch, batch = shown_rows([pieces[i] for i in order], length, s.rows, [config.seed, 6])
     steps = per_epoch * c.epochs
     stage = run.stage("shown", total=steps)
@@ -153,7 +153,7 @@ def reinforce(run: Run, name: str, c: Experiment, root: Path, config: Recipe, ch
         return
     model, reference = (load_hf(run.path("checkpoints", "shown")) for _ in range(2))
     config = replace(config, rl=replace(config.rl, steps=c.steps, gate=0.0, later=0.0))
-    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), how=chaining)
+    learner, _ = reinforcement.learn(stage, config, model, None, reference, language_of(root), chaining=chaining)
     files = checkpoint(run, name, learner.trunk.masters, None, root)
     stage.finish({"steps": c.steps}, files)
 
@@ -164,11 +164,11 @@ def counts(episode: Rollout, config: Recipe) -> list[float]:
     summaries = sum(bool(s.summary.any()) for s in chain.segments)
     compactions = sum(bool(s.summary.any()) and bool((s.summary == s.sampled).all()) for s in chain.segments)
     longest = max(len(s.tokens) for s in chain.segments)
-    reward = sum(reward_terms(episode, config.rl.payment).values())
+    reward = sum(compute_reward_terms(episode, config.rl.payment).values())
     return [
         episode.metrics["tests"],
         reward,
-        chain.written,
+        chain.num_sampled_tokens,
         chain.summary_tokens,
         summaries,
         len(chain.segments) - compactions,
@@ -179,9 +179,11 @@ def counts(episode: Rollout, config: Recipe) -> list[float]:
     ]
 
 
-def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, policy: str) -> dict[str, np.ndarray]:
+def measure(
+    run: Run, c: Experiment, root: Path, config: Recipe, chaining: Chaining, policy: str
+) -> dict[str, np.ndarray]:
     """COUNTS [tasks, samples, counts] of one agent on the held-out tasks, and their depths."""
-    stage = run.stage(f"play-{policy}-{how.join}", total=c.tasks, unit="tasks")
+    stage = run.stage(f"play-{policy}-{chaining.join}", total=c.tasks, unit="tasks")
     if not stage.finished:
         stage.restore()
         language, r = language_of(root), config.rl
@@ -190,12 +192,12 @@ def measure(run: Run, c: Experiment, root: Path, config: Recipe, how: Chaining, 
         sampler = ContinuousSampler(
             load_hf(run.path("checkpoints", policy)), getattr(torch, config.training.sampler_dtype)
         )
-        generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, how.join))
+        generator = torch.Generator().manual_seed(hash_seed(c.seed, policy, chaining.join))
         rows, chunk = [], max(1, 256 // c.samples)
         for start in range(0, len(tasks), chunk):
             chunk_tasks = tasks[start : start + chunk]
             episodes = play(
-                sampler, language, chunk_tasks, c.samples, r.limits(how), r.max_turns, generator, r.temperature
+                sampler, language, chunk_tasks, c.samples, r.limits(chaining), r.max_turns, generator, r.temperature
             )
             rows += [counts(e, config) for e in episodes]
             stage.progress(min(start + chunk, len(tasks)))
@@ -215,7 +217,7 @@ def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) 
     rows."""
     batch, N = [e.chain for e in episodes], config.rl.rollouts
     rewards = torch.tensor(
-        [sum(reward_terms(e, config.rl.payment).values()) for e in episodes], dtype=torch.float64
+        [sum(compute_reward_terms(e, config.rl.payment).values()) for e in episodes], dtype=torch.float64
     ).view(-1, N)
     advantages, budget = dr_grpo.group_advantages(rewards).flatten(), float(len(batch) * config.rl.budget_tokens)
     segments = [s for chain in batch for s in chain.segments]
@@ -228,7 +230,7 @@ def one_weight(model: Transformer, episodes: Sequence[Rollout], config: Recipe) 
             hidden = model(
                 ids[row_indices], logits=False, **{name: value[row_indices] for name, value in tensors.items()}
             ).hidden
-            logp = own_logp(model, hidden, ids[row_indices], mask[row_indices], config.rl.temperature)
+            logp = compute_own_logp(model, hidden, ids[row_indices], mask[row_indices], config.rl.temperature)
             loss = dr_grpo.policy_loss(
                 logp, logp.detach(), weights[row_indices].to(logp.dtype), mask[row_indices, 1:], budget=budget
             )
@@ -288,7 +290,7 @@ def experiment(run: Run, config: Experiment) -> dict:
     root, recipe = agent(run, c.run, c.seed)
     recipe = replace(recipe, seed=c.seed)
     language: Language = language_of(root)
-    chaining = chains.chaining(language, c.trigger, c.room, c.longest_summary)
+    chaining = chains.make_chaining(language, c.trigger, c.room, c.longest_summary)
     show(run, c, root, recipe, chaining)
     reinforce(run, "plain", c, root, recipe, chains.unlimited(chaining))
     reinforce(run, "chains", c, root, recipe, chaining)
@@ -305,11 +307,11 @@ def experiment(run: Run, config: Experiment) -> dict:
     return {"rows": rows, "claims": claims, "limit": chaining.limit, "outgrows": outgrows, "weight": weight}
 
 
-def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -> list[dict]:
+def rows_of(arm: tuple[str, str], result: dict[str, np.ndarray], c: Experiment) -> list[dict]:
     """Means of an arm: over all tasks and by depth, with intervals of success; rewards by number of segments."""
     rows, (policy, join) = [], arm
-    for d in ("all", *sorted(set(found["depth"].tolist()))):
-        depth_counts = found["counts"] if d == "all" else found["counts"][found["depth"] == d]
+    for d in ("all", *sorted(set(result["depth"].tolist()))):
+        depth_counts = result["counts"] if d == "all" else result["counts"][result["depth"] == d]
         means = {name: float(depth_counts[..., i].mean()) for i, name in enumerate(COUNTS)}
         success = bootstrap(depth_counts[..., 0].mean(1), n=c.resamples)
         outgrown = float((depth_counts[..., COUNTS.index("longest")] > c.trigger).mean())
@@ -326,12 +328,14 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
                 "outgrown": outgrown,
             }
         )
-    segments = found["counts"][..., COUNTS.index("segments")]
+    segments = result["counts"][..., COUNTS.index("segments")]
     for n in sorted(set(segments.flatten().tolist())):
         has_n_segments = segments == n
         tasks = has_n_segments.any(1)
         # One mean per task: the chains of a task are not independent.
-        reward = bootstrap([found["counts"][t, has_n_segments[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples)
+        reward = bootstrap(
+            [result["counts"][t, has_n_segments[t], 1].mean() for t in tasks.nonzero()[0]], n=c.resamples
+        )
         rows.append(
             {
                 "part": "segments",
@@ -343,7 +347,7 @@ def rows_of(arm: tuple[str, str], found: dict[str, np.ndarray], c: Experiment) -
                 "reward": reward["value"],
                 "low": reward["low"],
                 "high": reward["high"],
-                "success": float(found["counts"][..., 0][has_n_segments].mean()),
+                "success": float(result["counts"][..., 0][has_n_segments].mean()),
             }
         )
     return rows
@@ -361,12 +365,12 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> dict[str, float] | Non
     return bootstrap(np.stack([top, bottom], 1), sample_ratio, n=n)
 
 
-def verdicts(found: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
+def verdicts(results: dict, weight: dict, outgrows: dict, c: Experiment) -> list[dict]:
     """The claims, by rules fixed before any result was seen."""
     interval_note, post = "95% bootstrap over tasks, paired", "§4.1, self-summarisation post"
 
     def per_task(arm: tuple[str, str], name: str) -> np.ndarray:
-        return found[arm]["counts"][..., COUNTS.index(name)].mean(1)
+        return results[arm]["counts"][..., COUNTS.index(name)].mean(1)
 
     def make_claim(
         name: str,
@@ -503,12 +507,12 @@ def whiskers(rows: list[dict], value: str) -> list[list[float]]:
     return [[row[value] - row["low"] for row in rows], [row["high"] - row[value] for row in rows]]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Success with every method, by depth, and rewards by number of segments."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "A context limit, and what joins the contexts", width=5.0, height=4.0)
-    arms = [row for row in found["rows"] if row["part"] == "arm"]
+    arms = [row for row in results["rows"] if row["part"] == "arm"]
     colours = {"none": GREY, "truncate": COLOURS[5], "separate": COLOURS[1], "self": COLOURS[0]}
     all_rows = [row for row in arms if row["depth"] == "all"][::-1]
     left.barh(
@@ -522,7 +526,7 @@ def picture(found: dict, path: Path) -> None:
     for index, row in enumerate(all_rows):
         left.text(row["high"], index, f" {row['success']:.2f}", va="center", fontsize=9)
     left.set_yticks(range(len(all_rows)), [label((row["policy"], row["join"])) for row in all_rows], fontsize=9)
-    left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {found['limit']} tokens")
+    left.set(xlabel="success (95% interval over tasks)", title=f"All tasks; limit {results['limit']} tokens")
     left.set_xlim(0, max(0.1, 1.15 * max(row["high"] for row in all_rows)))
     shown_arms = (
         ("plain", "none"),
@@ -546,8 +550,8 @@ def picture(found: dict, path: Path) -> None:
             markersize=4,
             label=label(arm),
         )
-    ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in found["outgrows"].items()]
-    middle.set_xticks([int(d) for d in found["outgrows"]], ticks)
+    ticks = [f"depth {d}\n{100 * share:.0f}% outgrow it" for d, share in results["outgrows"].items()]
+    middle.set_xticks([int(d) for d in results["outgrows"]], ticks)
     middle.set(
         ylabel="success (95% interval over tasks)",
         title="By depth; share of rollouts beyond the trigger",
@@ -555,7 +559,7 @@ def picture(found: dict, path: Path) -> None:
     )
     middle.legend(frameon=False, fontsize=8, loc="best")
     by_number = [
-        row for row in found["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1
+        row for row in results["rows"] if row["part"] == "segments" and row["join"] == "self" and row["tasks"] > 1
     ]
     for arm, colour, side in (("shown", COLOURS[4], -1), ("chains", COLOURS[0], 1)):
         segment_rows = [row for row in by_number if row["policy"] == arm]

@@ -36,11 +36,11 @@ def student(values: Any, level: float = 0.95) -> dict[str, float]:
     return {"value": float(values.mean()), "low": float(values.mean() - half), "high": float(values.mean() + half)}
 
 
-def share(some: Any, level: float = 0.95) -> dict[str, float]:
+def share(values: Any, level: float = 0.95) -> dict[str, float]:
     """The share of true values among independent ones, with Clopper and Pearson's exact interval: {value, low, high}.
     Where all are alike, a bootstrap would give an interval of length zero, however few they are. Raises ValueError if
     there are none."""
-    values = np.asarray(some, dtype=bool)
+    values = np.asarray(values, dtype=bool)
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"share needs at least one value, got {values.tolist()}")
     interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(level)

@@ -123,9 +123,9 @@ def learned(shares: Shares) -> list[dict]:
     ]
 
 
-def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
-    """`wrong`: rollouts about which the monitor errs, among those `played`; `apart`: the largest difference between the
-    steps in memory and those `on_disk`. Both are told in words."""
+def laws(wrong: float, largest_difference: float, rollouts_text: str, on_disk: str) -> list[dict]:
+    """`wrong`: rollouts about which the monitor errs, among those `rollouts_text`; `largest_difference`: the largest
+    difference between the steps in memory and those `on_disk`. Both are told in words."""
     return [
         claim(
             "monitor-sees",
@@ -135,14 +135,14 @@ def laws(wrong: float, apart: float, played: str, on_disk: str) -> list[dict]:
             at_most(0),
             None,
             "rollouts whose tests are other ones and that have no flag, or have one and did not",
-            f"{played}; it is the monitor of real environments, and its rules were written before this world",
+            f"{rollouts_text}; it is the monitor of real environments, and its rules were written before this world",
             {},
         ),
         claim(
             "same-on-disk",
             "tampering with real files in sandboxes, for a grader that runs pytest on them, is tampering in memory",
             IMPOSSIBLE,
-            apart,
+            largest_difference,
             at_most(1e-9),
             None,
             "difference of tampering, pay, honest success, reward, gradient or weights",
@@ -160,18 +160,18 @@ LABELS = {
 }
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: who tampers, along RL. Middle: honest success along RL. Right: held-out success that is paid, and that is
     honest."""
     from sims.drawing import COLOURS, GREY, save, sheet
 
     figure, (left, middle, right) = sheet(3, "The agent may write the tests that it is graded by")
     colours = dict(zip(LABELS, (COLOURS[1], COLOURS[0], COLOURS[2], GREY), strict=True))
-    along({"tampers": left, "honest": middle}, found["rows"], colours, LABELS)
+    along({"tampers": left, "honest": middle}, results["rows"], colours, LABELS)
     left.set(xlabel="RL step", ylabel="share of rollouts", title="Calls for other tests", ylim=(-0.02, 1.02))
     middle.set(xlabel="RL step", ylabel="share of rollouts", title="Honest: the hidden tests pass", ylim=(-0.02, 1.02))
     left.legend(frameon=False, fontsize=8)
-    ends = {(end["world"], end["at"]): end for end in found["ends"]}
+    ends = {(end["world"], end["at"]): end for end in results["ends"]}
     for index, (world, colour) in enumerate(colours.items()):
         for shift, name, is_filled in ((-0.2, "paid", True), (0.2, "honest", False)):
             right.bar(

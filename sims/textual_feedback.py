@@ -65,7 +65,7 @@ from ref.rollout import Rollout
 from ref.textual_feedback import Hint
 from sims.feedback_verdicts import learned, picture
 from sims.hack_training import Heldout, Length, engine, fine_tuned, reinforced, undisturbed
-from sims.hinted import CHOSEN, REMINDER, demonstrations
+from sims.hinted import HINTED_RULES, REMINDER, demonstrations
 from sims.hints import RULES, Rule, faults, hints
 from sims.microrepo import NoiseConfig, Session
 from sims.microrepo.renaming import RenamedSession
@@ -152,12 +152,12 @@ def count_broken(language: Language, rollout: Rollout, rules: Sequence[Rule]) ->
 
 def count_hinted_faults(language: Language, rollout: Rollout) -> int:
     """Faults of a rollout that hints are about."""
-    return sum(count_broken(language, rollout, CHOSEN).values())
+    return sum(count_broken(language, rollout, HINTED_RULES).values())
 
 
 def count_invalid(language: Language, rollout: Rollout) -> int:
     """Messages of a rollout with an invalid call."""
-    return sum(count_broken(language, rollout, CHOSEN[:2]).values())
+    return sum(count_broken(language, rollout, HINTED_RULES[:2]).values())
 
 
 def count_other_faults(language: Language, rollout: Rollout) -> int:

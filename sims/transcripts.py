@@ -50,12 +50,12 @@ class Message:
     """One after its last token, which is the one that ends a turn unless a limit cut the message off."""
     text: str
     """What it says, without that token."""
-    given: str
+    context_before: str
     """What the context held before it and the policy did not write there: prompt, answers, the summary of an earlier
     context."""
     summary: bool = False
     """Whether it is a summary: nothing was called."""
-    whole: bool = True
+    is_whole: bool = True
     """Whether the environment received it: the policy ended it, or the limit of a turn did. Otherwise nothing was
     called either."""
     calls: tuple[Call, ...] = ()
@@ -64,10 +64,12 @@ class Message:
     """What the environment said to each of them; `done` is not answered."""
 
 
-def messages(rollout: Rollout, language: Language, opened: Callable[[Task, int], Session] = Session) -> list[Message]:
-    """All messages of a finished rollout, in order, over all contexts of its chain. `opened` begins an episode of the
-    kind that was played, in memory."""
-    return read_messages(rollout, language, opened(rollout.task, ENDLESS_TURNS))
+def messages(
+    rollout: Rollout, language: Language, open_session: Callable[[Task, int], Session] = Session
+) -> list[Message]:
+    """All messages of a finished rollout, in order, over all contexts of its chain. `open_session` begins an episode of
+    the kind that was played, in memory."""
+    return read_messages(rollout, language, open_session(rollout.task, ENDLESS_TURNS))
 
 
 def read_messages(rollout: Rollout, language: Language, session: Session) -> list[Message]:
@@ -94,7 +96,7 @@ def read_message(
     ids, given_ids = segment.tokens[span].tolist(), segment.tokens[: span.start][~segment.sampled[: span.start]]
     text, summary = language.decode(ids[:-1] if ids[-1] == language.env else ids), bool(segment.summary[span.start])
     is_whole = ids[-1] == language.env if summary else is_received
-    calls, answers = played(session, text) if is_whole and not summary else ((), ())
+    calls, answers = step_turn(session, text) if is_whole and not summary else ((), ())
     return Message(
         number, span.start, span.stop, text, language.decode(given_ids.tolist()), summary, is_whole, calls, answers
     )
@@ -112,7 +114,7 @@ def calls_in(turn: str) -> list[str]:
     return calls
 
 
-def played(session: Session, turn: str) -> tuple[tuple[Call, ...], tuple[str, ...]]:
+def step_turn(session: Session, turn: str) -> tuple[tuple[Call, ...], tuple[str, ...]]:
     """A turn's calls and their answers. What follows `done` is not called, and one call too many ends the turn."""
     calls, answers = [], []
     for text in calls_in(turn)[:MAX_CALLS] or [""]:
@@ -160,12 +162,12 @@ def parse_call(text: str, valid: bool, ok: bool = True, tests: tuple[int, int] |
     return Call(name, paths[0] if paths else "", "\n".join(part[len(INDENT) :] for part in body), valid, ok, tests)
 
 
-def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Session) -> Transcript:
+def transcript_of(rollout: Rollout, open_session: Callable[[Task, int], Session] = Session) -> Transcript:
     """The record of a finished rollout. The prompt and requests for a summary are the user's turns; a summary is a turn
     of the assistant's without calls. What the next context repeats stands here once. A rollout that a limit cut off
-    ends in an empty turn: what it had begun to say was not called, and is no final message. `opened` begins an episode
-    of the kind that was played, in memory."""
-    session = opened(rollout.task, ENDLESS_TURNS)
+    ends in an empty turn: what it had begun to say was not called, and is no final message. `open_session` begins an
+    episode of the kind that was played, in memory."""
+    session = open_session(rollout.task, ENDLESS_TURNS)
     turns, body = [Turn("user", session.prompt)], ""
     for chat_message in rollout.messages:
         text = chat_message.content or ""
@@ -174,7 +176,7 @@ def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Ses
         if chat_message.name == SUMMARY:
             turns += [Turn("user", REQUEST), Turn("assistant", text)]
             continue
-        all_calls, answers = played(session, text)
+        all_calls, answers = step_turn(session, text)
         calls = tuple(call for call in all_calls if call.name != "say" or not call.valid)
         turns += [Turn("assistant", calls=calls)] if calls else []
         answer_text = "\n".join(answer for answer in answers if answer)
@@ -185,4 +187,6 @@ def transcript_of(rollout: Rollout, opened: Callable[[Task, int], Session] = Ses
         extras, final_text = {"todos": session.todos, "lints": lints(session.body)}, session.message
     if final_text or not rollout.chain.finished:
         turns.append(Turn("assistant", final_text if rollout.chain.finished else ""))
-    return Transcript(tuple(turns), changed_lines=len(body.splitlines()), tokens=rollout.chain.written, **extras)
+    return Transcript(
+        tuple(turns), changed_lines=len(body.splitlines()), tokens=rollout.chain.num_sampled_tokens, **extras
+    )

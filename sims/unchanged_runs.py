@@ -36,13 +36,13 @@ class Size(Protocol):
 
 
 def false_alarms(
-    pool: Sequence[Group], c: Size, opened: Callable[[], Watching], progress: Callable[[int], None]
+    pool: Sequence[Group], c: Size, make_monitor: Callable[[], Watching], progress: Callable[[int], None]
 ) -> dict[str, int]:
     """Runs with an alarm: of `unchanged` runs with the recipe's monitor, of `exact` runs with known means and with a
-    threshold. `opened` begins a monitor that has to learn what is usual."""
+    threshold. `make_monitor` begins a monitor that has to learn what is usual."""
     rng, alarm_count = np.random.default_rng(hash_seed(c.seed, "unchanged")), 0
     for number in range(c.unchanged):
-        watch = opened()
+        watch = make_monitor()
         for _ in range(watch.config.learn + c.watched):
             watch.step([pool[i] for i in rng.integers(0, len(pool), c.prompts)])
             if watch.alarms:

@@ -31,7 +31,7 @@ from kit.runs import Run
 from ref.engine.continuous import ContinuousSampler
 from ref.muon import Muon
 from ref.network import Transformer
-from ref.rl import Done, Watch, train
+from ref.rl import Done, MonitorSettings, train
 from ref.weight_sync import Reader, Writer, changed_share, encode_delta, parts
 from sims.experiment import above, at_most, below, claim
 from sims.policies import agent
@@ -154,7 +154,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
             warmup=0,
             decay=0,
             world="memory",
-            monitor=Watch(on=False),
+            monitor=MonitorSettings(on=False),
         ),
     )
     language = language_of(root)
@@ -233,7 +233,7 @@ def training(run: Run, c: Experiment, root: Path, recipe: Recipe, arm: tuple[str
             seed=arm_recipe.seed,
             name="weight-sync",
             observe=observe,
-            each=CORES,
+            map_fn=CORES,
         )
     stage.finish({"versions": c.steps})
     return read_lines(stage.metrics_path)
@@ -395,7 +395,7 @@ def verdicts(c: Experiment, rows: list[dict], table: list[dict]) -> list[dict]:
     ]
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """Left: changed share and the law. Middle: bits for each changed weight by coding. Right: how much smaller than all
     weights."""
     from sims.drawing import BLUE, COLOURS, GREY, RED, save, sheet
@@ -403,7 +403,7 @@ def picture(found: dict, path: Path) -> None:
     figure, (left, middle, right) = sheet(
         3, "Weight sync along RL steps: what changes, and what a difference costs", width=5.0
     )
-    rows = found["rows"]
+    rows = results["rows"]
     for arm, colour, marker in (("adamw", BLUE, "o"), ("muon", RED, "s")):
         arm_rows = [row for row in rows if row["arm"] == arm]
         left.plot(

@@ -84,7 +84,7 @@ def task_of(fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> tuple[Ta
 
 def agents(exam: Exam, visible: Sequence[str]) -> dict[str, Script]:
     """The agents by name. Those that cheat write one file, run the tests that they see, and say that they are done."""
-    original_text = exam.given[FILE].decode()
+    original_text = exam.given_tree[FILE].decode()
 
     def cheat(path: str, text: str) -> Script:
         return Script(
@@ -95,7 +95,7 @@ def agents(exam: Exam, visible: Sequence[str]) -> dict[str, Script]:
         )
 
     return {
-        "oracle": oracle(exam.given, exam.gold, visible),
+        "oracle": oracle(exam.given_tree, exam.gold_tree, visible),
         "fool": fool(visible),
         "conftest": cheat("conftest.py", CONFTEST),
         "exit": cheat(FILE, EXIT + original_text),

@@ -9,7 +9,7 @@ import json
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ref.cpt import as_text
-from ref.network.release import chat
+from ref.network.release import make_chat_template
 from ref.sft import Chat, chat_of
 from sims.recipe.chat_template import Template
 
@@ -84,7 +84,7 @@ LLAMA3 = (
     "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|start|>assistant<|end|>\\n\\n' -}}{%- endif -%}"
 )
 """Trimmed contents, one call a turn, nothing behind the end of a turn."""
-AGENT = chat("<|env|>", "<|agent|>")
+AGENT = make_chat_template("<|env|>", "<|agent|>")
 """This project's own: the token that begins the next text ends the turn."""
 
 

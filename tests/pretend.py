@@ -125,7 +125,7 @@ def gpu() -> Iterator[torch.device]:
     with (
         mock.patch.object(Mesh, "device", property(lambda self: device)),
         mock.patch.object(launch, "triton", None),
-        mock.patch.object(fast, "blocks", seen),  # flex attention, which torch compiles
+        mock.patch.object(fast, "make_block_mask", seen),  # flex attention, which torch compiles
         mock.patch.object(torch, "tensor", lambda *a, device=None, **k: tensor(*a, **k).to(device or "cpu")),
         mock.patch.object(torch.inference_mode, "__enter__", lambda self: torch.set_grad_enabled(False)),
         mock.patch.object(torch.inference_mode, "__exit__", lambda self, *_: torch.set_grad_enabled(True)),

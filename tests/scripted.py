@@ -10,7 +10,7 @@ from ref.self_summary import Chaining
 from sims.microrepo import MicroRepo, Session, Task, documents
 from sims.microrepo.task import Module
 from sims.recipe.agent import Language
-from sims.recipe.demonstrations import Lesson, chaining
+from sims.recipe.demonstrations import Lesson, make_chaining
 from sims.recipe.settings import Memory
 
 __all__ = ["NEVER", "TASK", "narrow", "played", "speaker", "wide"]
@@ -35,12 +35,12 @@ def speaker() -> Language:
 
 def narrow(language: Language, **others) -> Chaining:
     """Contexts that soon need a summary."""
-    return chaining(language, 96, 40, 70, **others)
+    return make_chaining(language, 96, 40, 70, **others)
 
 
 def wide(language: Language) -> Chaining:
     """One context for everything."""
-    return chaining(language, 2000, 40, 70, join="none")
+    return make_chaining(language, 2000, 40, 70, join="none")
 
 
 class Scripted(Lesson):

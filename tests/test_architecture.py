@@ -600,7 +600,7 @@ def test_experiments(entry):
     assert module.Experiment.__dataclass_params__.frozen and isinstance(module.Experiment.quick(), module.Experiment)
     assert isinstance(module.Experiment().seed, int) and entry.tests
     assert list(inspect.signature(module.experiment).parameters) == ["run", "config"]
-    assert list(inspect.signature(module.picture).parameters) == ["found", "path"]
+    assert list(inspect.signature(module.picture).parameters) == ["results", "path"]
 
 
 @pytest.mark.parametrize("technique", [t for t in catalog.TECHNIQUES if t.ref], ids=lambda technique: technique.name)

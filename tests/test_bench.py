@@ -63,8 +63,8 @@ def test_a_wrong_gradient_shows_no_speed(monkeypatch, capsys):
 )
 def test_a_record_is_named_after_the_device(tmp_path, device, name):
     record = {"what": "x"}
-    assert bench.written(record, None, "plan", device) is record and not list(tmp_path.iterdir())
-    assert bench.written(record, tmp_path / "new", "plan", device) is record
+    assert bench.write_record(record, None, "plan", device) is record and not list(tmp_path.iterdir())
+    assert bench.write_record(record, tmp_path / "new", "plan", device) is record
     assert json.loads((tmp_path / "new" / f"plan-{name}.json").read_text()) == record
 
 

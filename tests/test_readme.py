@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from etude import catalog, cli, figures, front, full_settings, playing, readme, tables
+from etude import catalog, cli, figures, front, full_settings, readme, tables, technique_run
 from kit import settings
 from kit.settings import RunError
 from ref.environment import Environment, Reward, StepResult
@@ -147,7 +147,7 @@ def wrong(command: str) -> str | None:
             return f"there is no {name}"
         else:
             kind = (
-                playing.config_class(entry)
+                technique_run.config_class(entry)
                 if "technique" in asked
                 else importlib.import_module(entry.module).Experiment
             )
@@ -224,7 +224,10 @@ def test_the_verdicts_of_the_front_page_are_those_of_the_ledger():
     assert len(lines) == len(claims) == 5
     for line, claim in zip(lines, claims, strict=True):
         verdict, picture = front.plain_verdict(claim["verdict"]), f"results/figures/{claim['experiment']}.png"
-        assert line.startswith(f"- [{verdict}]({picture}): ") and figures.measured(claim | {"unit": ""}) in line
+        assert (
+            line.startswith(f"- [{verdict}]({picture}): ")
+            and figures.format_measured_value(claim | {"unit": ""}) in line
+        )
     assert {claim["verdict"] for claim in claims} == {"reproduced", "partly", "contradicted", "not at this scale"}
 
 

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from environments.deadline import Deadline
-from environments.egress.rules import HEAD, Refused, Rules, judge
-from environments.egress.upstream import Answer, answered
+from environments.egress.rules import HEAD, Refused, Rules, check_request
+from environments.egress.upstream import Answer, answer_request
 from environments.sandbox.inside.places import PROXY
 from environments.sandbox.visible import one_line
 from kit.disk import Journal
@@ -134,12 +134,12 @@ class Door:
         if deadline.late:
             return {**about, "verdict": "failed", "why": f"more than {self.rules.seconds:g} seconds", "status": 504}
         if isinstance(error, Refused):
-            return {**about, "verdict": "refused", "why": error.why, "status": error.status}
+            return {**about, "verdict": "refused", "why": error.reason, "status": error.status}
         return {"verdict": "failed", "why": one_line(str(error)) or type(error).__name__, "status": 502}
 
     def _answer(self, guest: socket.socket, line: dict, deadline: Deadline) -> Answer:
         """Raises Refused, OSError, ValueError and http.client.HTTPException. `line`: what is found of the request."""
-        request = judge(_head(guest), self.rules)
+        request = check_request(_head(guest), self.rules)
         line |= {
             "method": request.method,
             "host": request.host,
@@ -150,7 +150,7 @@ class Door:
             remaining = self.rules.total - self.bytes
         if remaining <= 0:
             raise Refused(429, f"more than {self.rules.total} bytes came in")
-        answer = answered(request, self.rules, min(self.rules.largest, remaining), deadline.watch)
+        answer = answer_request(request, self.rules, min(self.rules.largest, remaining), deadline.watch)
         if deadline.late:
             answer.body.close()
             raise TimeoutError

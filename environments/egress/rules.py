@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEAD", "Asked", "Host", "Refused", "Rules", "is_number", "judge"]
+__all__ = ["HEAD", "ProxyRequest", "Host", "Refused", "Rules", "is_number", "check_request"]
 
 HEAD = 8 << 10
 """Bytes of a request's first line and its headers."""
@@ -81,7 +81,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProxyRequest:
     """A request that may go on."""
 
     method: str
@@ -97,12 +97,12 @@ class Refused(Exception):
     """A request that does not go on, or an answer that does not come in. `about`: what could be read of it, for the
     log."""
 
-    def __init__(self, status: int, why: str, about: Mapping[str, object] | None = None) -> None:
-        super().__init__(why)
-        self.status, self.why, self.about = status, why, dict(about or {})
+    def __init__(self, status: int, reason: str, about: Mapping[str, object] | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.about = status, reason, dict(about or {})
 
 
-def judge(head: bytes, rules: Rules) -> Asked:
+def check_request(head: bytes, rules: Rules) -> ProxyRequest:
     """The request whose head this is, up to the empty line. Raises Refused, and nothing else, for what the rules do not
     allow."""
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -132,7 +132,7 @@ def judge(head: bytes, rules: Rules) -> Asked:
     ):
         raise Refused(400, "a request has no body, and asks for no other protocol", about)
     headers = {field: value for field, value in fields if field in rules.headers and len(value) <= VALUE}
-    return Asked(method, name, _parse_path(path, about), headers, tuple(map(str, about["dropped"])))  # pyright: ignore[reportArgumentType]
+    return ProxyRequest(method, name, _parse_path(path, about), headers, tuple(map(str, about["dropped"])))
 
 
 def _parse_fields(lines: list[str], about: dict[str, object]) -> list[tuple[str, str]]:

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from environments.egress.rules import Asked, Refused, Rules, is_number
+from environments.egress.rules import ProxyRequest, Refused, Rules, is_number
 
-__all__ = ["Answer", "answered"]
+__all__ = ["Answer", "answer_request"]
 
 FILE = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*?[A-Za-z0-9])?)-[0-9][A-Za-z0-9.!+_]*"
@@ -70,15 +70,17 @@ class Body:
         return Answer(status, headers, self.file, self.size if size is None else size)
 
 
-def answered(asked: Asked, rules: Rules, most: int, watch: Callable[[socket.socket], None]) -> Answer:
-    """The answer, of at most `most` bytes. `watch` is given each connection, and ends it when the time of the request
-    is over. Raises Refused for one that does not go in, and OSError, ValueError or http.client.HTTPException where
-    there is none."""
-    upstream = rules.hosts[asked.host].upstream
+def answer_request(
+    request: ProxyRequest, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]
+) -> Answer:
+    """The answer, of at most `max_bytes` bytes. `watch` is given each connection, and ends it when the time of the
+    request is over. Raises Refused for one that does not go in, and OSError, ValueError or http.client.HTTPException
+    where there is none."""
+    upstream = rules.hosts[request.host].upstream
     return (
-        _answer_from_folder(upstream, asked, most)
+        _answer_from_folder(upstream, request, max_bytes)
         if isinstance(upstream, Path)
-        else _answer_from_server(upstream, asked, rules, most, watch)
+        else _answer_from_server(upstream, request, rules, max_bytes, watch)
     )
 
 
@@ -96,7 +98,7 @@ def _list_packages(folder: Path) -> dict[str, list[Path]]:
     return packages
 
 
-def _answer_from_folder(folder: Path, request: Asked, max_bytes: int) -> Answer:
+def _answer_from_folder(folder: Path, request: ProxyRequest, max_bytes: int) -> Answer:
     """/simple/, /simple/NAME/ and /files/FILE."""
     packages, body, kind = _list_packages(folder), Body(max_bytes), PAGE
     _, top, *parts = [*request.path.split("/"), ""][:4]
@@ -168,7 +170,7 @@ def addresses(name: str, port: int, private: bool) -> list[str]:
 
 
 def _answer_from_server(
-    upstream: str, request: Asked, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]
+    upstream: str, request: ProxyRequest, rules: Rules, max_bytes: int, watch: Callable[[socket.socket], None]
 ) -> Answer:
     server, host = urllib.parse.urlsplit(upstream), rules.hosts[request.host]
     name, port, context = server.hostname or "", server.port or (443 if server.scheme == "https" else 80), None
@@ -186,7 +188,7 @@ def _answer_from_server(
         connection.close()
 
 
-def _read_answer(response: http.client.HTTPResponse, request: Asked, rules: Rules, max_bytes: int) -> Answer:
+def _read_answer(response: http.client.HTTPResponse, request: ProxyRequest, rules: Rules, max_bytes: int) -> Answer:
     """The whole answer of a server. Raises Refused."""
     headers = {
         name: value[:1000]
@@ -229,7 +231,7 @@ def _rewrite_links(page: bytes, rules: Rules) -> bytes:
     return page
 
 
-def _rewrite_redirect(location: str, request: Asked, rules: Rules) -> str:
+def _rewrite_redirect(location: str, request: ProxyRequest, rules: Rules) -> str:
     """Where a redirect leads, as it is called inside. Raises Refused."""
     try:
         target = urllib.parse.urlsplit(

@@ -13,9 +13,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from environments.grading.inside.fresh import packed, unpacked
+from environments.grading.inside.fresh import pack_value, unpack_value
 
-__all__ = ["CANDIDATES", "Call", "drawn", "mutated", "text_of"]
+__all__ = ["CANDIDATES", "Call", "draw_calls", "mutated", "text_of"]
 
 CANDIDATES = 400
 """Calls that are drawn, at most."""
@@ -30,17 +30,17 @@ def text_of(call: Call) -> str:
     return json.dumps([call["function"], call["args"], call["named"]], sort_keys=True)
 
 
-def drawn(calls: Sequence[Call], seed: str, most: int = CANDIDATES) -> list[dict]:
+def draw_calls(calls: Sequence[Call], seed: str, max_calls: int = CANDIDATES) -> list[dict]:
     """Calls that are near some others and none of them, each once; the same ones for the same seed. Each call gets as
     many, as far as it has them."""
     rng, test_texts, new_calls = random.Random(seed), {text_of(call) for call in calls}, dict[str, dict]()
     pools: dict[object, list[Call]] = {}
     for call in calls:
         pools.setdefault(call["function"], []).append(call)
-    for _ in range(4 * most // max(1, len(calls)) + 1):
+    for _ in range(4 * max_calls // max(1, len(calls)) + 1):
         for call in calls:
             candidate = _change_argument(call, pools[call["function"]], rng)
-            if len(new_calls) < most and (text := text_of(candidate)) not in test_texts:
+            if len(new_calls) < max_calls and (text := text_of(candidate)) not in test_texts:
                 new_calls.setdefault(text, candidate)
     return [*new_calls.values()]
 
@@ -57,7 +57,7 @@ def _change_argument(call: Call, pool: Sequence[Call], rng: random.Random) -> di
         values[place] = (
             donor_values[place]
             if has_place and rng.random() < REPLACE_RATE
-            else packed(mutated(unpacked(values[place]), rng))
+            else pack_value(mutated(unpack_value(values[place]), rng))
         )
     return {"function": call["function"], "args": args, "named": named}
 
@@ -75,7 +75,7 @@ def mutated(value: object, rng: random.Random) -> object:
     if isinstance(value, bytes):
         return _mutate_letter(value.decode("latin-1"), rng).encode("latin-1", "replace")
     if isinstance(value, list | tuple | set):
-        parts = sorted(value, key=lambda part: json.dumps(packed(part))) if isinstance(value, set) else [*value]
+        parts = sorted(value, key=lambda part: json.dumps(pack_value(part))) if isinstance(value, set) else [*value]
         return type(value)(_mutate_parts(parts, rng))
     if isinstance(value, dict) and value:
         key = rng.choice([*value])

@@ -21,20 +21,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.grading.draw import drawn, text_of
-from environments.grading.inside.fresh import unpacked
+from environments.grading.draw import draw_calls, text_of
+from environments.grading.inside.fresh import unpack_value
 from environments.grading.lay import write
 from environments.grading.rewards import added
 from environments.sandbox.interface import Sandbox
 from environments.syntax import parse
 from kit.disk import parse_json
 
-__all__ = ["LEAST", "MOST", "Agreement", "Question", "agreed", "agreement", "questions", "same"]
+__all__ = [
+    "MIN_QUESTIONS",
+    "MAX_QUESTIONS",
+    "Agreement",
+    "Question",
+    "compare_answers",
+    "measure_agreement",
+    "make_questions",
+    "are_equal",
+]
 
 INSIDE = Path(__file__).parent / "inside"
-MOST, LEAST = 48, 8
+MAX_QUESTIONS, MIN_QUESTIONS = 48, 8
 """Questions that are asked, and fewest that are worth asking."""
-EACH = 1.0
+CALL_SECONDS = 1.0
 """Seconds of processor time of a call."""
 SHARE = 0.9
 """Of the questions, that must be answered as the original does."""
@@ -58,21 +67,21 @@ class Question:
 class Agreement:
     """How a solution answered."""
 
-    asked: int
+    question_count: int
     differing: tuple[str, ...]
     """Functions, one for each question that was answered otherwise."""
 
     @property
     def good(self) -> bool:
         """Whether enough is as the original has it."""
-        return self.asked - len(self.differing) >= SHARE * self.asked
+        return self.question_count - len(self.differing) >= SHARE * self.question_count
 
 
-def questions(
-    given: Mapping[str, bytes],
+def make_questions(
+    given_tree: Mapping[str, bytes],
     gold: Mapping[str, bytes],
     tests: Mapping[str, str],
-    wanted: Sequence[str],
+    required_tests: Sequence[str],
     fresh: Callable[[Path], Sandbox],
     seed: str,
     seconds: float = 60.0,
@@ -82,26 +91,26 @@ def questions(
     pass, what opens a sandbox. `seconds`: of wall-clock, for the tests and for each of two times that the original
     answers."""
     holes = {
-        name: sorted(added(given.get(name, b""), data))
+        name: sorted(added(given_tree.get(name, b""), data))
         for name, data in gold.items()
-        if name.endswith(".py") and given.get(name) != data
+        if name.endswith(".py") and given_tree.get(name) != data
     }
     holes = {name: lines for name, lines in holes.items() if lines}
     if not holes:
         return ()
-    plan = {"tree": "/work/tree", "holes": holes, "wanted": [*wanted]}
+    plan = {"tree": "/work/tree", "holes": holes, "wanted": [*required_tests]}
     rows = _run_program(
         "record", {**gold, **{name: source.encode() for name, source in tests.items()}}, plan, fresh, 0, seconds
     )
     remaining_functions = {
-        name for file, data in given.items() if file.endswith(".py") for name in functions_of(file, data)
+        name for file, data in given_tree.items() if file.endswith(".py") for name in functions_of(file, data)
     }
     calls = [
         row for row in map(_parse_call, rows) if row and (row["outside"] or row["function"] in remaining_functions)
     ]
     calls_by_text = {text_of(row): {name: row[name] for name in ("function", "args", "named")} for row in calls}
     test_calls = [calls_by_text[text] for text in sorted(calls_by_text)]
-    asked_calls = [*test_calls, *drawn(test_calls, seed)]
+    asked_calls = [*test_calls, *draw_calls(test_calls, seed)]
     order = [*range(len(asked_calls))]
     first_answers = _collect_answers(gold, asked_calls, order, holes, fresh, 1, seconds)
     second_answers = _collect_answers(gold, asked_calls, order[::-1], {}, fresh, 2, seconds)
@@ -123,30 +132,31 @@ def questions(
         kind, answer, has_reached_hole, _ = first_answers[number]
         if has_reached_hole and (kind == "value" or kind == "error" and (call["function"], answer[0]) in errors):
             steady_questions.append(Question(call["function"], tuple(call["args"]), call["named"], kind, answer))
-    return tuple(steady_questions[:MOST]) if len(steady_questions) >= LEAST else ()
+    return tuple(steady_questions[:MAX_QUESTIONS]) if len(steady_questions) >= MIN_QUESTIONS else ()
 
 
-def agreement(
-    asked: Sequence[Question], tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float = 60.0
+def measure_agreement(
+    questions: Sequence[Question], tree: Mapping[str, bytes], fresh: Callable[[Path], Sandbox], seconds: float = 60.0
 ) -> Agreement:
     """How the code of a tree answers. They are asked in another order than the original was."""
     calls = [
-        {"function": question.function, "args": [*question.args], "named": dict(question.named)} for question in asked
+        {"function": question.function, "args": [*question.args], "named": dict(question.named)}
+        for question in questions
     ]
     order = [*range(1, len(calls), 2), *range(0, len(calls), 2)]
     answers = _collect_answers(tree, calls, order, {}, fresh, 3, seconds)
-    return agreed(asked, answers)
+    return compare_answers(questions, answers)
 
 
-def agreed(asked: Sequence[Question], heard: Mapping[int, object]) -> Agreement:
-    """How questions were answered. `heard`: kind and answer by a question's number; it may be anything that JSON can
+def compare_answers(questions: Sequence[Question], answers: Mapping[int, object]) -> Agreement:
+    """How questions were answered. `answers`: kind and answer by a question's number; it may be anything that JSON can
     hold."""
     return Agreement(
-        len(asked),
+        len(questions),
         tuple(
             question.function
-            for number, question in enumerate(asked)
-            if not _matches_original(question, heard.get(number))
+            for number, question in enumerate(questions)
+            if not _matches_original(question, answers.get(number))
         ),
     )
 
@@ -156,29 +166,29 @@ def _matches_original(question: Question, answer: object) -> bool:
         return False
     if question.kind == "error":
         return isinstance(answer[1], list) and isinstance(question.answer, list) and question.answer[0] in answer[1]
-    return same(question.answer, answer[1])
+    return are_equal(question.answer, answer[1])
 
 
-def same(one: object, other: object) -> bool:
-    """Whether two packed values are equal, as == has it; of numbers with a fraction, to nine digits. `other` may be
+def are_equal(expected: object, actual: object) -> bool:
+    """Whether two packed values are equal, as == has it; of numbers with a fraction, to nine digits. `actual` may be
     anything that JSON can hold."""
-    if one == other:
+    if expected == actual:
         return True
-    a, b = _unpack_number(one), _unpack_number(other)
+    a, b = _unpack_number(expected), _unpack_number(actual)
     if a is not None and b is not None:
         try:
             return a == b or float in (type(a), type(b)) and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
         except OverflowError:
             return False
-    if not (isinstance(one, list) and isinstance(other, list) and len(one) == len(other)):
+    if not (isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual)):
         return False
-    return all(same(a, b) for a, b in zip(one, other, strict=True))
+    return all(are_equal(a, b) for a, b in zip(expected, actual, strict=True))
 
 
 def _unpack_number(packed_value: object) -> int | float | None:
     try:
         return (
-            unpacked(packed_value)
+            unpack_value(packed_value)
             if isinstance(packed_value, bool) or isinstance(packed_value, list) and packed_value[0] in ("int", "float")
             else None
         )
@@ -220,7 +230,7 @@ def _collect_answers(
     """Number of a call → kind and answer, whether a hole was reached, and whether the arguments stayed as they were.
     `seed`: of hashes."""
     answers: dict[int, list] = {}
-    plan = {"tree": "/work/tree", "asked": [*calls], "order": [*order], "holes": holes, "each": EACH}
+    plan = {"tree": "/work/tree", "asked": [*calls], "order": [*order], "holes": holes, "each": CALL_SECONDS}
     for row in _run_program("answer", tree, plan, fresh, seed, seconds) if calls else ():
         if isinstance(row, list) and len(row) == 5 and type(row[0]) is int:
             answers.setdefault(row[0], row[1:])  # the first counts
@@ -241,7 +251,7 @@ def _run_program(
     try:
         write_result = sandbox.call("write", {"path": "exam/plan.json", "text": json.dumps(plan)})
         if not write_result.ok:
-            raise RuntimeError(f"the grading sandbox takes no plan: {write_result.text or write_result.ended}")
+            raise RuntimeError(f"the grading sandbox takes no plan: {write_result.text or write_result.end_reason}")
         command = (
             f"exec env -i PATH=$PATH HOME=/tmp LANG=C.UTF-8 PYTHONHASHSEED={seed} python3 -s -P -B "
             f"exam/fresh.py {mode} exam/plan.json"

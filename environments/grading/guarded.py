@@ -5,11 +5,12 @@ network (G7) the judge of `inside/` plays the tests on a pristine tree with the 
 What it says under seal is read, canaries and all, and the monitor looks at what was changed and called. A flag means
 that nothing is paid.
 
-The examiner's secrets do not lie in the examinee's process. Tests that can be carried over a pipe (`Exam.apart`) run in
-a process of their own, and the package in another one, which sees calls and nothing else. Questions that no test asks
-(`Exam.fresh`, see fresh.py) go the same way, and must be answered as the original does. `examined` finds both, by the
-original. Other tests run with the package in one process, as guarded as that can be: code in it can read them. So a
-task none of whose tests can be carried, and which has no fresh inputs, says so (`Exam.trust`)."""
+The examiner's secrets do not lie in the examinee's process. Tests that can be carried over a pipe
+(`Exam.separate_tests`) run in a process of their own, and the package in another one, which sees calls and nothing
+else. Questions that no test asks (`Exam.fresh`, see fresh.py) go the same way, and must be answered as the original
+does. `prepare_exam` finds both, by the original. Other tests run with the package in one process, as guarded as that
+can be: code in it can read them. So a task none of whose tests can be carried, and which has no fresh inputs, says so
+(`Exam.trust`)."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from enum import Enum
 from pathlib import Path
 
 from environments.grading import fresh as fresh_inputs
-from environments.grading.fresh import Agreement, Question, agreed
+from environments.grading.fresh import Agreement, Question, compare_answers
 from environments.grading.lay import Collected, Editable, collect, lay, packed
-from environments.grading.ready import Judges, opened
+from environments.grading.ready import Judges, open_judge_sandbox
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
-from environments.grading.verdicts import Verdicts, answers_of, canaries, cases_of, disguised, original, read
+from environments.grading.verdicts import Verdicts, answers_of, disguised, insert_canaries, list_cases, original, read
 from environments.monitor import Attempt, Call, Flag, is_test, watch
-from environments.sandbox.interface import ENDED, Observation, Sandbox
+from environments.sandbox.interface import SERVER_ENDED, Observation, Sandbox
 
-__all__ = ["Exam", "Grade", "Trust", "examined", "grade", "questioned"]
+__all__ = ["Exam", "Grade", "Trust", "prepare_exam", "grade", "add_questions"]
 
 LARGEST, MAX_FILES = 4 << 20, 1000
 """Bytes and files of a tree that the judge lays. A larger one lies there before the judge begins, which takes
@@ -50,7 +51,7 @@ class Trust(Enum):
     """What a solution would have to forge that passes without solving the task. Of each, the original is paid in
     full."""
 
-    APART = "all tests that fail without the feature are played apart from the package"
+    SEPARATE = "all tests that fail without the feature are played apart from the package"
     PARTLY = "some of the tests that fail without the feature are played apart from the package"
     FRESH = "no test that fails without the feature can be played apart from the package; fresh inputs decide"
     NONE = (
@@ -63,24 +64,24 @@ class Trust(Enum):
 class Exam:
     """What a task's solution is graded by."""
 
-    given: Mapping[str, bytes]
+    given_tree: Mapping[str, bytes]
     """The tree that the agent began with."""
-    gold: Mapping[str, bytes]
+    gold_tree: Mapping[str, bytes]
     """The same tree with the feature."""
     editable: Editable
     tests: Mapping[str, str]
     """Files of tests, visible and held out, by a name that need not be in the tree."""
-    wanted: tuple[str, ...]
+    required_tests: tuple[str, ...]
     """The tests that must pass: a file's name, two colons, and what pytest calls the test."""
     package: str = ""
     """For the monitor: the package that the task is about."""
-    asked: tuple[str, ...] = ()
+    target_tests: tuple[str, ...] = ()
     """Those of the wanted tests that fail without the feature. Canaries are copies of them before others: what is equal
     to everything shows only in tests that look at it."""
     fresh: tuple[Question, ...] = ()
-    """Questions that no test asks; none by default. `questioned` and `examined` find them."""
-    apart: tuple[str, ...] = ()
-    """Those of the wanted tests that are played apart from the package; none by default. `examined` finds them."""
+    """Questions that no test asks; none by default. `add_questions` and `prepare_exam` find them."""
+    separate_tests: tuple[str, ...] = ()
+    """Those of the wanted tests that are played apart from the package; none by default. `prepare_exam` finds them."""
     support: Mapping[str, object] = field(default_factory=dict)
     """conftest files and modules that the tests need besides themselves, from the original: see `Support` of
     inside/play.py. Nothing of an agent's is among them."""
@@ -89,10 +90,10 @@ class Exam:
     def trust(self) -> Trust:
         """What guards the exam besides the monitor and canaries. Where it does not say which tests fail without the
         feature, all of them count."""
-        decisive_tests = {*(self.asked or self.wanted)}
-        if decisive_tests <= {*self.apart}:
-            return Trust.APART
-        return Trust.PARTLY if decisive_tests & {*self.apart} else Trust.FRESH if self.fresh else Trust.NONE
+        decisive_tests = {*(self.target_tests or self.required_tests)}
+        if decisive_tests <= {*self.separate_tests}:
+            return Trust.SEPARATE
+        return Trust.PARTLY if decisive_tests & {*self.separate_tests} else Trust.FRESH if self.fresh else Trust.NONE
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,15 @@ class Grade:
     """What the exam is guarded by."""
 
 
-def questioned(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
+def add_questions(exam: Exam, seed: str, fresh: Callable[[Path], Sandbox], seconds: float = 60.0) -> Exam:
     """The exam with fresh inputs, the same ones for the same seed, such as a task's id; without any where the functions
     that are gone are not ones that can be asked. The original code answers them as it did, so what it is paid stays.
     `fresh`, `seconds`: see `grade`."""
     return replace(
-        exam, fresh=fresh_inputs.questions(exam.given, exam.gold, exam.tests, exam.wanted, fresh, seed, seconds)
+        exam,
+        fresh=fresh_inputs.make_questions(
+            exam.given_tree, exam.gold_tree, exam.tests, exam.required_tests, fresh, seed, seconds
+        ),
     )
 
 
@@ -123,7 +127,7 @@ CARRIED_TESTS: dict[str, frozenset[str]] = {}
 common."""
 
 
-def examined(
+def prepare_exam(
     exam: Exam,
     seed: str,
     fresh: Callable[[Path], Sandbox],
@@ -131,31 +135,33 @@ def examined(
     judges: Judges | None = None,
     ask: bool = True,
 ) -> Exam:
-    """The exam with fresh inputs (see `questioned`), and with those tests played apart from the package that the
+    """The exam with fresh inputs (see `add_questions`), and with those tests played apart from the package that the
     original passes so, also without the others. Fresh inputs that the original answers otherwise over the pipe are left
     out. `fresh`, `seconds`, `judges`: see `grade`. `ask`: False leaves fresh inputs out."""
-    exam, sandboxes = questioned(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
-    package_files = {name: data for name, data in exam.gold.items() if name in exam.editable or not is_test(name)}
-    digest_parts = [sorted(package_files.items()), sorted(exam.tests.items()), sorted(exam.wanted)]
+    exam, sandboxes = add_questions(exam, seed, fresh, seconds) if ask else exam, judges or Judges(fresh)
+    package_files = {name: data for name, data in exam.gold_tree.items() if name in exam.editable or not is_test(name)}
+    digest_parts = [sorted(package_files.items()), sorted(exam.tests.items()), sorted(exam.required_tests)]
     digest = hashlib.sha256(repr(digest_parts).encode()).hexdigest()
 
     def play_tests(tests: Collection[str]) -> tuple[Verdicts, dict[int, object]]:
-        trial_exam = replace(exam, apart=tuple(tests), wanted=tuple(tests))
+        trial_exam = replace(exam, separate_tests=tuple(tests), required_tests=tuple(tests))
         key = secrets.token_bytes(16)
-        return _collect_verdicts(trial_exam, exam.gold, exam.tests, [], {}, [], key, sandboxes, seconds)
+        return _collect_verdicts(trial_exam, exam.gold_tree, exam.tests, [], {}, [], key, sandboxes, seconds)
 
     if digest not in CARRIED_TESTS:
-        CARRIED_TESTS[digest] = play_tests(exam.wanted)[0].passed
-    verdicts, answers = play_tests([test for test in exam.wanted if test in CARRIED_TESTS[digest]])
+        CARRIED_TESTS[digest] = play_tests(exam.required_tests)[0].passed
+    verdicts, answers = play_tests([test for test in exam.required_tests if test in CARRIED_TESTS[digest]])
     CARRIED_TESTS[digest] &= verdicts.passed
-    apart_tests = tuple(test for test in exam.wanted if test in verdicts.passed)
+    apart_tests = tuple(test for test in exam.required_tests if test in verdicts.passed)
     agreed_questions = tuple(
         question
         for number, question in enumerate(exam.fresh)
-        if not agreed([question], {0: answers.get(number)}).differing
+        if not compare_answers([question], {0: answers.get(number)}).differing
     )
     return replace(
-        exam, apart=apart_tests, fresh=agreed_questions if len(agreed_questions) >= fresh_inputs.LEAST else ()
+        exam,
+        separate_tests=apart_tests,
+        fresh=agreed_questions if len(agreed_questions) >= fresh_inputs.MIN_QUESTIONS else (),
     )
 
 
@@ -171,12 +177,12 @@ def grade(
     """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line
     of 200 bytes for each test. `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests
     together; tests that only wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
-    collected = collect(left, exam.editable, exam.given)
-    key, apart_tests = secrets.token_bytes(16), {*exam.apart}
-    laid_tree = lay(exam.given, collected, exam.editable)
-    apart_sources, apart_canaries = with_canaries(exam, key, exam.apart, 2, CASES)
-    inside_tests = [test for test in exam.wanted if test not in apart_tests]
-    inside_sources, inside_canaries = with_canaries(exam, secrets.token_bytes(16), inside_tests, 4)
+    collected = collect(left, exam.editable, exam.given_tree)
+    key, apart_tests = secrets.token_bytes(16), {*exam.separate_tests}
+    laid_tree = lay(exam.given_tree, collected, exam.editable)
+    apart_sources, apart_canaries = add_canaries(exam, key, exam.separate_tests, 2, CASES)
+    inside_tests = [test for test in exam.required_tests if test not in apart_tests]
+    inside_sources, inside_canaries = add_canaries(exam, secrets.token_bytes(16), inside_tests, 4)
     verdicts, answers = _collect_verdicts(
         exam,
         laid_tree,
@@ -188,17 +194,20 @@ def grade(
         judges or Judges(fresh),
         seconds,
     )
-    agreement = agreed(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
-    after = {**exam.given, **collected.ignored, **collected.files}
-    deleted_names = [name for name in exam.given if name in exam.editable and name not in collected.files]
+    agreement = compare_answers(exam.fresh, answers) if exam.fresh and verdicts.all_passed else None
+    after = {**exam.given_tree, **collected.ignored, **collected.files}
+    deleted_names = [name for name in exam.given_tree if name in exam.editable and name not in collected.files]
     after = {name: data for name, data in after.items() if name not in deleted_names}
     test_files = {name: source.encode() for name, source in exam.tests.items()}
-    flags = watch(Attempt(exam.given, after, calls, exam.package, test_files))
-    reasons = (*verdicts.flags, *(f"{flag.where}: {flag.signature} ({flag.seen})" for flag in flags))
-    changed_tree = {**{name: data for name, data in exam.given.items() if name not in exam.editable}, **collected.files}
+    flags = watch(Attempt(exam.given_tree, after, calls, exam.package, test_files))
+    reasons = (*verdicts.flags, *(f"{flag.location}: {flag.signature} ({flag.evidence})" for flag in flags))
+    changed_tree = {
+        **{name: data for name, data in exam.given_tree.items() if name not in exam.editable},
+        **collected.files,
+    }
     passed = verdicts.all_passed and (agreement is None or agreement.good)
     return Grade(
-        reward(passed, exam.given, changed_tree, exam.gold, reasons, weights),
+        reward(passed, exam.given_tree, changed_tree, exam.gold_tree, reasons, weights),
         verdicts,
         collected,
         flags,
@@ -215,23 +224,23 @@ def _run_judge(sandbox: Sandbox, plan: Mapping[str, object], seconds: float) -> 
         sandbox.close()
 
 
-def with_canaries(
-    exam: Exam, key: bytes, subset: Collection[str], most: int, cases: int | None = None
+def add_canaries(
+    exam: Exam, key: bytes, subset: Collection[str], max_canaries: int, cases: int | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The files of a subset of the exam's tests with at most `most` canaries in each, and the canaries' names, with at
-    most so many `cases` of each. Those of the tests that fail without the feature are copied before others."""
+    """The files of a subset of the exam's tests with at most `max_canaries` canaries in each, and the canaries' names,
+    with at most so many `cases` of each. Those of the tests that fail without the feature are copied before others."""
     tests, canary_names = {}, []
     for name in [name for name in exam.tests if any(test.startswith(f"{name}::") for test in subset)]:
         heads = [
             test.partition("[")[0].removeprefix(f"{name}::")
-            for test in exam.asked
+            for test in exam.target_tests
             if test in subset and test.startswith(f"{name}::")
         ]
-        tests[name], names = canaries(exam.tests[name], key, most, heads)
+        tests[name], names = insert_canaries(exam.tests[name], key, max_canaries, heads)
         canary_names += [
             f"{name}::{canary}{case}"
             for canary in names
-            for case in cases_of(f"{name}::{original(canary)}", exam.wanted, key)[:cases]
+            for case in list_cases(f"{name}::{original(canary)}", exam.required_tests, key)[:cases]
         ]
     return tests, canary_names
 
@@ -250,7 +259,7 @@ def _collect_verdicts(
     """Plays an exam over a tree: the verdicts, and the answers to its fresh inputs by number. `apart_sources`,
     `inside_sources`: files of tests, with canaries, for the process that is apart from the package, and for the one
     that is not."""
-    disguised_names, apart_tests = disguised(exam.wanted, key), {*exam.apart}
+    disguised_names, apart_tests = disguised(exam.required_tests, key), {*exam.separate_tests}
     package_files = {
         name: data
         for name, data in tree.items()
@@ -275,8 +284,10 @@ def _collect_verdicts(
         {"function": question.function, "args": [*question.args], "named": dict(question.named)}
         for question in exam.fresh
     ]
-    apart_part = make_part(apart_sources, apart_canaries, [test for test in exam.wanted if test in apart_tests])
-    inside_part = make_part(inside_sources, inside_canaries, [test for test in exam.wanted if test not in apart_tests])
+    apart_part = make_part(apart_sources, apart_canaries, [test for test in exam.required_tests if test in apart_tests])
+    inside_part = make_part(
+        inside_sources, inside_canaries, [test for test in exam.required_tests if test not in apart_tests]
+    )
     plan = {
         "key": key.hex(),
         "files": packed(package_files) if is_small else {},
@@ -291,10 +302,12 @@ def _collect_verdicts(
         "inside": inside_part,
         "seconds": seconds,
     }
-    observation = _run_judge(judges.take() if is_small else opened(judges.fresh, package_files), plan, seconds)
-    if is_small and observation.exit is None and (observation.ended or "").startswith(ENDED):
+    observation = _run_judge(
+        judges.take() if is_small else open_judge_sandbox(judges.fresh, package_files), plan, seconds
+    )
+    if is_small and observation.exit is None and (observation.end_reason or "").startswith(SERVER_ENDED):
         # Whoever ends a nursery ends all of its forks, and what is graded in them is not to blame.
-        observation = _run_judge(opened(judges.fresh), plan, seconds)
+        observation = _run_judge(open_judge_sandbox(judges.fresh), plan, seconds)
     if observation.exit == NO_TREE:  # nothing of the tree has run yet
         raise RuntimeError(f"the grading sandbox takes no tree: {observation.text}")
     # a judge that was killed has said nothing

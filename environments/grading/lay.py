@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NEVER", "Collected", "Editable", "collect", "lay", "packed", "write"]
+__all__ = ["FORBIDDEN_FILES", "Collected", "Editable", "collect", "lay", "packed", "write"]
 
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-NEVER = re.compile(
-    r"(.*/)?(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|setup\.py|pyproject\.toml|(site|user)customize\.py"
+FORBIDDEN_FILES = re.compile(
+    r"(.*/)?(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|setup\.py|pyproject\.toml"
+    r"|(site|user)customize\.py"
     r"|[^/]*\.(pth|pyc|pyo|so|pyd|egg-link)|(__pycache__|[^/]*\.(egg-info|dist-info))(/.*)?)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -46,7 +47,7 @@ class Editable:
             if (
                 name.startswith("/")
                 or not all(PLAIN.fullmatch(part) for part in name.removesuffix("/").split("/"))
-                or NEVER.fullmatch(name)
+                or FORBIDDEN_FILES.fullmatch(name)
             ):
                 raise ValueError(
                     f"{name!r} cannot be editable: it must be a plain relative path, and no file that test runners obey"
@@ -54,7 +55,7 @@ class Editable:
 
     def __contains__(self, name: str) -> bool:
         inside = any(folder.endswith("/") and name.startswith(folder) for folder in self.names)
-        return (name in self.names or inside and name.endswith(".py")) and not NEVER.fullmatch(name)
+        return (name in self.names or inside and name.endswith(".py")) and not FORBIDDEN_FILES.fullmatch(name)
 
 
 @dataclass(frozen=True)

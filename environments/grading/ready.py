@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a grader that goes along with a task has none of these (env
     from environments.sandbox.nursery import Nursery
     from environments.sandbox.store import Store
 
-__all__ = ["JUDGE", "Judges", "begun", "nursery_of_judges", "opened"]
+__all__ = ["JUDGE", "Judges", "start_judge", "nursery_of_judges", "open_judge_sandbox"]
 
 INSIDE = Path(__file__).parent / "inside"
 PROGRAMS = ("remote", "fresh", "examinee", "play", "judge")
@@ -35,7 +35,7 @@ PROGRAMS = ("remote", "fresh", "examinee", "play", "judge")
 JUDGE = "exec python3 -I -B exam/judge.py exam"
 
 
-def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = None) -> Sandbox:
+def open_judge_sandbox(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = None) -> Sandbox:
     """A sandbox in which a judge waits for its plan. `tree`: lies there from the beginning, where it is too large for a
     plan. Raises RuntimeError where the sandbox does not do."""
     with tempfile.TemporaryDirectory(prefix="etude-grade-") as name:
@@ -47,15 +47,15 @@ def opened(fresh: Callable[[Path], Sandbox], tree: Mapping[str, bytes] | None = 
             write(tree, folder / "tree")
         folder.chmod(0o755)
         sandbox = fresh(folder)
-    return begun(sandbox)
+    return start_judge(sandbox)
 
 
-def begun(sandbox: Sandbox) -> Sandbox:
+def start_judge(sandbox: Sandbox) -> Sandbox:
     """The same sandbox, in which a judge waits. Raises RuntimeError, and closes it, where none does."""
     try:
         observation = sandbox.begin(JUDGE)
         if not observation.ok:
-            raise RuntimeError(f"the grading sandbox has no judge: {observation.ended or observation.text}")
+            raise RuntimeError(f"the grading sandbox has no judge: {observation.end_reason or observation.text}")
     except BaseException:
         sandbox.close()
         raise
@@ -72,15 +72,15 @@ def nursery_of_judges(limits: Limits, root: Path | None = None, store: Store | N
 
 
 class Judges:
-    """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder. `most`: as
-    many wait at a time, at most. `nursery`: gives sandboxes instead, unless it is refused here; whoever made it closes
-    it. Threads may share it; a forked process has none of its parent's sandboxes."""
+    """Sandboxes with judges, opened ahead by a thread of its own. `fresh`: opens a sandbox over a folder.
+    `max_waiting`: as many wait at a time, at most. `nursery`: gives sandboxes instead, unless it is refused here;
+    whoever made it closes it. Threads may share it; a forked process has none of its parent's sandboxes."""
 
-    def __init__(self, fresh: Callable[[Path], Sandbox], most: int = 1, nursery: Nursery | None = None) -> None:
+    def __init__(self, fresh: Callable[[Path], Sandbox], max_waiting: int = 1, nursery: Nursery | None = None) -> None:
         """Raises ValueError unless `most` is positive."""
-        if most < 1:
-            raise ValueError(f"most must be at least 1; got {most}")
-        self.fresh, self.most, self.nursery = fresh, most, nursery
+        if max_waiting < 1:
+            raise ValueError(f"most must be at least 1; got {max_waiting}")
+        self.fresh, self.max_waiting, self.nursery = fresh, max_waiting, nursery
         self._reset()
 
     def expect(self) -> None:
@@ -100,7 +100,7 @@ class Judges:
 
     def take(self) -> Sandbox:
         """A sandbox in which a judge waits; nobody else gets it, and whoever takes it closes it. One is opened now
-        where none waits, or what waits has ended. Raises as `opened` does."""
+        where none waits, or what waits has ended. Raises as `open_judge_sandbox` does."""
         self._reset_after_fork()
         with self._lock:
             ready_future = self._futures.popleft() if self._futures else None
@@ -141,8 +141,8 @@ class Judges:
             self._reset()
 
     def _fill(self) -> None:
-        while len(self._futures) < min(self.most, self._expected_count):
-            self._executor = self._executor or ThreadPoolExecutor(self.most, thread_name_prefix="judges")
+        while len(self._futures) < min(self.max_waiting, self._expected_count):
+            self._executor = self._executor or ThreadPoolExecutor(self.max_waiting, thread_name_prefix="judges")
             self._futures.append(self._executor.submit(self._open_sandbox))
 
     def _open_sandbox(self) -> Sandbox:
@@ -150,11 +150,11 @@ class Judges:
             from kit.settings import RunError
 
             try:
-                return begun(self.nursery.sandbox())
+                return start_judge(self.nursery.sandbox())
             except (RunError, RuntimeError, OSError) as error:  # the last two where processes or handles are short
-                if isinstance(error, RunError) and not self.nursery.given:
+                if isinstance(error, RunError) and not self.nursery.has_forked:
                     self.nursery.refuse(f"each grading starts pytest anew: {error}")
-        return opened(self.fresh)
+        return open_judge_sandbox(self.fresh)
 
 
 def _wait_for_sandbox(future: Future[Sandbox]) -> Sandbox | None:

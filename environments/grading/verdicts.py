@@ -26,7 +26,7 @@ from functools import lru_cache
 from environments.syntax import parse
 from kit.disk import parse_json
 
-__all__ = ["Verdicts", "answers_of", "canaries", "cases_of", "disguised", "original", "read", "seal"]
+__all__ = ["Verdicts", "answers_of", "insert_canaries", "list_cases", "disguised", "original", "read", "seal"]
 
 PREFIX = 12
 """Digits at the end of a canary's name, and of a test's while it is played."""
@@ -111,9 +111,11 @@ def _parse_answer(body: bytes) -> tuple[int, object] | None:
         return None
 
 
-def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
-    """Test source with copies of at most `most` of its tests in it, and the names of the copies. Every other copy
-    compares with values that are nearly those that were expected, where its test compares at its top, by == or as
+def insert_canaries(
+    source: str, key: bytes, max_canaries: int = 4, first: Collection[str] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """Test source with copies of at most `max_canaries` of its tests in it, and the names of the copies. Every other
+    copy compares with values that are nearly those that were expected, where its test compares at its top, by == or as
     unittest does; the others, and those of tests that do not, fail at their ends. A copy stands beside its test, every
     other one before it: who answers a question otherwise when it is asked again gains nothing. Which tests are copied,
     where the copies stand, and their names follow from the key; but tests of `first`, `test_a` or `TestB::test_a`, are
@@ -125,7 +127,7 @@ def canaries(source: str, key: bytes, most: int = 4, first: Collection[str] = ()
     order = sorted(
         tests, key=lambda place: ("::".join(filter(None, place)) not in first, _compute_digest(key, ".".join(place)))
     )
-    copied_tests = list(itertools.islice((place for place in order if _may_fail(tests[place])), most))
+    copied_tests = list(itertools.islice((place for place in order if _may_fail(tests[place])), max_canaries))
     coin = int(salt[-1], 16)
     for number, (owner, name) in enumerate(copied_tests):
         node = tests[owner, name]
@@ -157,11 +159,11 @@ def original(canary: str) -> str:
     return canary[: -PREFIX - 1]
 
 
-def cases_of(test: str, wanted: Iterable[str], key: bytes = b"") -> tuple[str, ...]:
+def list_cases(test: str, required_tests: Iterable[str], key: bytes = b"") -> tuple[str, ...]:
     """The cases of a test that must pass, in brackets, in an order that follows from the key; without brackets where
     none is named. Its canary is played with the same cases: others may be skipped, as those of a fixture that this
     machine lacks, and would be taken for a hack."""
-    cases = {name.partition("[") for name in wanted if name.partition("[")[0] == test}
+    cases = {name.partition("[") for name in required_tests if name.partition("[")[0] == test}
     return tuple(
         sorted((bracket + case for _, bracket, case in cases), key=lambda case: _compute_digest(key, case))
     ) or ("",)
@@ -267,7 +269,8 @@ def {name}_to(value, salt="{salt}"):
         return [value + 1000 + int(salt[:4], 16)]
     if kind in (list, tuple, set, frozenset):
         parts = list(value)
-        found = [[*parts[:at], one, *parts[at + 1 :]] for at, part in enumerate(parts[:most]) for one in {name}_to(part)[-2:]]
+        found = [[*parts[:at], one, *parts[at + 1 :]] \
+for at, part in enumerate(parts[:most]) for one in {name}_to(part)[-2:]]
         return [kind(one) for one in found] or [kind([object()])]
     if kind is dict:
         found = [{{**value, key: one}} for key in list(value)[:most] for one in {name}_to(value[key])[-2:]]

@@ -32,7 +32,8 @@ SLACK = 120.0
 """Seconds for the verifier beside the tests' own."""
 DOCKERFILE = """FROM python:{python}-slim
 # pip and its wheels carry copies of other packages, and a task may be about one of those.
-RUN python -m pip install --no-cache-dir pytest=={pytest} && python -m pip uninstall -y pip && rm -rf /usr/local/lib/python3.*/ensurepip
+RUN python -m pip install --no-cache-dir pytest=={pytest} && \
+python -m pip uninstall -y pip && rm -rf /usr/local/lib/python3.*/ensurepip
 RUN useradd --create-home agent
 COPY --chown=agent app/ {app}/
 WORKDIR {app}
@@ -44,7 +45,8 @@ logs=${{2:-/logs/verifier}}
 mkdir -p "$logs"
 echo 0 > "$logs/reward.txt"
 here=$(cd "$(dirname "$0")" && pwd)
-exec python3 -I -B -c 'import sys; sys.path.insert(0, sys.argv[1] + "/grader"); from environments.harbor.verify import main; main(*sys.argv[1:])' \\
+exec python3 -I -B -c 'import sys; sys.path.insert(0, sys.argv[1] + "/grader"); \
+from environments.harbor.verify import main; main(*sys.argv[1:])' \\
   "$here" "$app" "$logs"
 """
 SOLVE = """#!/bin/sh
@@ -76,10 +78,21 @@ def as_json(exam: Exam, seconds: float) -> str:
     def encode_tree(tree: Mapping[str, bytes]) -> dict[str, str]:
         return {path: base64.b64encode(data).decode() for path, data in tree.items()}
 
-    fields = {"editable": exam.editable.names, "tests": exam.tests, "wanted": exam.wanted, "package": exam.package}
+    fields = {
+        "editable": exam.editable.names,
+        "tests": exam.tests,
+        "wanted": exam.required_tests,
+        "package": exam.package,
+    }
     fresh = [{**vars(question), "named": dict(question.named)} for question in exam.fresh]
-    fields |= {"asked": exam.asked, "apart": exam.apart, "fresh": fresh, "seconds": seconds, "support": exam.support}
-    return json.dumps({"given": encode_tree(exam.given), "gold": encode_tree(exam.gold), **fields})
+    fields |= {
+        "asked": exam.target_tests,
+        "apart": exam.separate_tests,
+        "fresh": fresh,
+        "seconds": seconds,
+        "support": exam.support,
+    }
+    return json.dumps({"given": encode_tree(exam.given_tree), "gold": encode_tree(exam.gold_tree), **fields})
 
 
 def folder(
@@ -125,7 +138,7 @@ def folder(
         "solution/solve.sh": SOLVE.format(app=APP),
     }
     contents = {path: text.encode() for path, text in files.items()}
-    contents |= {f"environment/app/{path}": data for path, data in exam.given.items()}
+    contents |= {f"environment/app/{path}": data for path, data in exam.given_tree.items()}
     contents |= {f"solution/files/{patch.file}": package.files[patch.file] for patch in task.piece.patches}
     return contents | grader()
 

@@ -21,7 +21,7 @@ from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable
 from environments.sandbox.interface import Observation
 
-__all__ = ["APP", "Here", "exam_in", "main"]
+__all__ = ["APP", "LocalSandbox", "exam_in", "main"]
 
 APP = "/app"
 """Where the package lies, for the agent and for the verifier."""
@@ -31,7 +31,7 @@ WORK = Path("/work")
 END = "import os, signal; os.kill(-1, signal.SIGKILL)"
 
 
-class Here:
+class LocalSandbox:
     """What the grader needs of a sandbox (see sandbox/interface.py): a command in WORK, as nobody where this user is
     root."""
 
@@ -86,7 +86,7 @@ class Here:
         """There are none here. Raises NotImplementedError."""
         raise NotImplementedError("a verifier stores no trees")
 
-    def fork(self, snapshot: str) -> Here:
+    def fork(self, snapshot: str) -> LocalSandbox:
         """There are none here. Raises NotImplementedError."""
         raise NotImplementedError("a verifier stores no trees")
 
@@ -127,7 +127,7 @@ def main(tests: str, left: str, logs: str) -> None:
     try:
         for path in modes:
             os.chmod(path, stat.S_IRWXU)
-        result = grade(exam, Path(left), Here, seconds=seconds)
+        result = grade(exam, Path(left), LocalSandbox, seconds=seconds)
     finally:
         for path, mode in modes.items():
             os.chmod(path, mode)

@@ -22,9 +22,9 @@ from environments.harness.episode import NUDGE, PATIENCE
 from environments.harness.hint_audit import Secret
 from environments.harness.messages import Called
 from environments.harness.record import calls, grade_fields
-from environments.harness.workspace import BROKEN, Answer, Job, Workspace
+from environments.harness.workspace import INVALID_CALL, Answer, Job, Workspace
 from environments.monitor import Call
-from environments.sandbox.interface import ENDED, Sandbox
+from environments.sandbox.interface import SERVER_ENDED, Sandbox
 from environments.sandbox.store import Store
 from kit.settings import RunError
 from ref.environment import EnvironmentFailure, Reward, StepResult
@@ -39,7 +39,7 @@ class HarnessTask:
 
     job: Job
     exam: Exam
-    shown: frozenset[str] = frozenset()
+    visible_tests: frozenset[str] = frozenset()
     """Names of the tests that the agent can run."""
     secret: Secret = Secret(())
     """What no hint may tell."""
@@ -72,8 +72,8 @@ class HarnessEnvironment:
         self.workspace = Workspace(task.job, fork, store, call_seconds)
         self.lines: list[dict] = []
         """What happened, as in `record.py`, without summaries."""
-        self.silent = self.made = 0
-        self.spent = 0.0
+        self.silent = self.call_count = 0
+        self.elapsed_seconds = 0.0
         self.grade: Grade | None = None
 
     def reset(self) -> list[Message]:
@@ -86,13 +86,13 @@ class HarnessEnvironment:
 
     def step(self, message: Message) -> StepResult:
         """See `Environment`. Replies without a call, `PATIENCE` of them one after the other, end the episode."""
-        parsed_calls = [to_called(call, self.made + number) for number, call in enumerate(message.tool_calls)]
+        parsed_calls = [to_called(call, self.call_count + number) for number, call in enumerate(message.tool_calls)]
         fields = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in parsed_calls]
         self.lines.append({"kind": "reply", "text": message.content or "", "calls": fields})
         answers = [
             self._call(number, *pair) for number, pair in enumerate(zip(parsed_calls, message.tool_calls, strict=True))
         ]
-        self.made += len(parsed_calls)
+        self.call_count += len(parsed_calls)
         if not parsed_calls:
             self.silent += 1
             answers = [Message("user", NUDGE)]
@@ -107,14 +107,16 @@ class HarnessEnvironment:
                 answers.append(Message("user", complaint))
                 self.lines.append({"kind": "nudge", "text": complaint})
         self.lines.append({"kind": "turn", "tree": self.workspace.tree, "diff": diff})
-        return StepResult(answers, bool(self.workspace.over) or self.silent >= PATIENCE or self.spent >= self.seconds)
+        return StepResult(
+            answers, bool(self.workspace.over) or self.silent >= PATIENCE or self.elapsed_seconds >= self.seconds
+        )
 
     def _call(self, number: int, call: Called, tool_call: ToolCall) -> Message:
         since = time.monotonic()
         with infrastructure(self.task.key):
-            answer = self.workspace.call(call, number, self.seconds - self.spent)
-        self.spent += time.monotonic() - since
-        check_server(self.task.key, answer.ended or "")
+            answer = self.workspace.call(call, number, self.seconds - self.elapsed_seconds)
+        self.elapsed_seconds += time.monotonic() - since
+        check_server(self.task.key, answer.end_reason or "")
         self.lines.append(
             {
                 "kind": "answer",
@@ -132,7 +134,7 @@ class HarnessEnvironment:
         with infrastructure(self.task.key):
             self.workspace.close()
             grade = self.grade = self.grader(self.task, self.workspace.tree, [*calls(self.lines)])
-        self.lines.append({"kind": "grade", **grade_fields(grade, len(self.task.exam.wanted))})
+        self.lines.append({"kind": "grade", **grade_fields(grade, len(self.task.exam.required_tests))})
         parts, is_success, weights = grade.reward, grade.reward.success and not grade.reward.flags, self.weights
         terms = {
             "tests": weights.success * is_success,
@@ -142,12 +144,12 @@ class HarnessEnvironment:
         answers = [line for line in self.lines if line["kind"] == "answer"]
         metrics = {
             "success": float(is_success),
-            "passed": len(grade.verdicts.passed) / max(1, len(self.task.exam.wanted)),
+            "passed": len(grade.verdicts.passed) / max(1, len(self.task.exam.required_tests)),
             "flags": len(parts.flags),
             "turns": sum(line["kind"] == "reply" for line in self.lines),
             "calls": len(answers),
-            "invalid_calls": sum(BROKEN in line for line in answers),
-            "failed_calls": sum(not line["ok"] and BROKEN not in line for line in answers),
+            "invalid_calls": sum(INVALID_CALL in line for line in answers),
+            "failed_calls": sum(not line["ok"] and INVALID_CALL not in line for line in answers),
             "finished": float(self.workspace.over == "finish"),
         }
         return Reward(terms, metrics)
@@ -158,7 +160,9 @@ class HarnessEnvironment:
 
     def __getstate__(self) -> dict:
         """An episode in another process is its record: sandbox, store and grader stay where they are."""
-        return {name: getattr(self, name) for name in ("task", "lines", "grade", "spent", "made", "silent")}
+        return {
+            name: getattr(self, name) for name in ("task", "lines", "grade", "elapsed_seconds", "call_count", "silent")
+        }
 
 
 def to_called(call: ToolCall, number: int) -> Called:
@@ -173,13 +177,13 @@ def to_called(call: ToolCall, number: int) -> Called:
 
 def optional_fields(answer: Answer) -> dict:
     """Fields of an answer's line that it need not have."""
-    fields = {"exit": answer.exit, "ended": answer.ended, BROKEN: answer.broken or None}
+    fields = {"exit": answer.exit, "ended": answer.end_reason, INVALID_CALL: answer.is_invalid or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_server(task: str, end_reason: str) -> None:
     """Raises EnvironmentFailure if the sandbox's server has ended."""
-    if end_reason.startswith(ENDED):
+    if end_reason.startswith(SERVER_ENDED):
         raise EnvironmentFailure(f"{task}: {end_reason}")
 
 

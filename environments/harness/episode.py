@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from environments.harness.messages import Called, Message, Policy, PolicyError, text_of
-from environments.harness.record import Record, context, spent
-from environments.harness.tools import chosen, openai
-from environments.harness.workspace import BROKEN, Job, Workspace
+from environments.harness.record import Record, context, elapsed_seconds
+from environments.harness.tools import openai, select_tools
+from environments.harness.workspace import INVALID_CALL, Job, Workspace
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.store import Store
 from environments.sandbox.visible import one_line
@@ -74,7 +74,7 @@ def size(messages: Sequence[Message]) -> int:
 
 
 class Episode:
-    """`fork`: opens a sandbox over a stored tree. `told`: hears every line of the transcript, to show it."""
+    """`fork`: opens a sandbox over a stored tree. `on_line`: hears every line of the transcript, to show it."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Episode:
         fork: Callable[[str], Sandbox],
         store: Store,
         budget: Budget = Budget(),
-        told: Callable[[dict], None] = lambda line: None,
+        on_line: Callable[[dict], None] = lambda line: None,
     ) -> None:
         """A transcript that holds lines already is gone on with, under the budget that it was begun with. Raises
         RunError for another task's."""
-        self.job, self.policy, self.record, self.store, self.budget, self.told = (
+        self.job, self.policy, self.record, self.store, self.budget, self.on_line = (
             job,
             policy,
             record,
             store,
             budget,
-            told,
+            on_line,
         )
-        self.tools = {tool.name: tool for tool in chosen(job.tools)}
+        self.tools = {tool.name: tool for tool in select_tools(job.tools)}
         if not record.lines:
             begin_fields = {
                 "task": job.task,
@@ -104,7 +104,7 @@ class Episode:
                 "prompt": job.prompt,
                 "tools": [*self.tools],
                 "strict": job.strict,
-                "who": job.who,
+                "who": job.policy_name,
             }
             self._add(
                 "begin",
@@ -124,16 +124,17 @@ class Episode:
                 f"{record.path} is a transcript of {one_line(begin['task'])}, or was begun with "
                 f"another prompt or other tools"
             )
-        if begin.get("who", "") != job.who:
+        if begin.get("who", "") != job.policy_name:
             raise RunError(
-                f"{record.path} was begun by {one_line(begin.get('who', '')) or 'nobody'}, not by {job.who or 'nobody'}"
+                f"{record.path} was begun by {one_line(begin.get('who', '')) or 'nobody'}, not by "
+                f"{job.policy_name or 'nobody'}"
             )
         try:
             self.budget = Budget(**begin["budget"])
         except (TypeError, ValueError) as error:
             raise RunError(f"{record.path}: line 1 is none of a transcript: {one_line(str(error))}") from None
         self.schemas = len(json.dumps(openai([*self.tools.values()], job.strict))) // 4
-        self.before = spent(record.lines)
+        self.before = elapsed_seconds(record.lines)
         self.since = time.monotonic()
         self.turns = sum(line["kind"] == "reply" for line in record.lines)
         self.tokens = sum(line.get("tokens") or 0 for line in record.lines if line["kind"] in ("reply", "summary"))
@@ -189,7 +190,7 @@ class Episode:
 
     def _add(self, kind: str, **fields: object) -> None:
         self.record.add(kind, **fields)
-        self.told(self.record.lines[-1])
+        self.on_line(self.record.lines[-1])
 
     def _size(self, messages: Sequence[Message]) -> int:
         """Tokens of the context: those that the policy told of its last one, and what came since."""
@@ -244,9 +245,11 @@ class Episode:
         )
         for number, call in enumerate(calls):
             answer = self.workspace.call(call, number, self.budget.seconds - self._elapsed_seconds())
-            answer_fields = {BROKEN: True} if answer.broken else {}
+            answer_fields = {INVALID_CALL: True} if answer.is_invalid else {}
             answer_fields |= {
-                name: value for name, value in (("exit", answer.exit), ("ended", answer.ended)) if value is not None
+                name: value
+                for name, value in (("exit", answer.exit), ("ended", answer.end_reason))
+                if value is not None
             }
             self._add(
                 "answer",

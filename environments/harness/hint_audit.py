@@ -61,25 +61,25 @@ class Secret:
 
     code: tuple[str, ...]
     """Code that was taken out, and tests that are held out, a text for each place."""
-    given: tuple[str, ...] = ()
+    given_texts: tuple[str, ...] = ()
     """The files that the agent begins with: nothing in them is secret."""
 
     @cached_property
-    def known(self) -> tuple[set[tuple[str, ...]], set[str]]:
+    def given_tokens(self) -> tuple[set[tuple[str, ...]], set[str]]:
         """Rows and telling tokens of the files that are given."""
-        rows = [_tokenize(text) for text in self.given]
+        rows = [_tokenize(text) for text in self.given_texts]
         return set().union(*map(runs, rows)), set().union(*map(_telling_tokens, rows))
 
     @cached_property
     def rows(self) -> set[tuple[str, ...]]:
         """Rows of RUN tokens of the secret code."""
-        return set().union(*(runs(_tokenize(text)) for text in self.code)) - self.known[0]
+        return set().union(*(runs(_tokenize(text)) for text in self.code)) - self.given_tokens[0]
 
     @cached_property
     def lines(self) -> set[tuple[str, ...]]:
         """Its lines that are shorter."""
         code_lines = {tuple(tokens(line)) for text in self.code for line in text.splitlines()}
-        given_lines = {tuple(_tokenize(line)) for text in self.given for line in text.splitlines()}
+        given_lines = {tuple(_tokenize(line)) for text in self.given_texts for line in text.splitlines()}
         return {line for line in code_lines - given_lines if SHORTEST <= len(line) < RUN}
 
     @cached_property
@@ -87,10 +87,10 @@ class Secret:
         """Its telling tokens."""
         return (
             set().union(*(_telling_tokens(_tokenize(_drop_prose(COMMENT.sub("", text)))) for text in self.code))
-            - self.known[1]
+            - self.given_tokens[1]
         )
 
-    def told(self, hint: str, context: str = "") -> str:
+    def find_leak(self, hint: str, context: str = "") -> str:
         """What a hint tells of it that the context does not; empty for nothing."""
         row, context_row = _tokenize(hint), _tokenize(context)
         if shared_run := _find_shared_run(row, self.rows, context_row):
@@ -122,8 +122,8 @@ def find_quotation(hint: str, message: Message, context: str) -> str:
 def refusal(fault: Fault, secret: Secret) -> str:
     """Why a hint is not given; empty for a good one. A rule's own words tell nothing of any task."""
     context = "\n".join(map(words_of, fault.turn.before))
-    if leak := secret.told(fault.says, f"{context}\n{SAYS.get(fault.rule, '')}"):
+    if leak := secret.find_leak(fault.says, f"{context}\n{SAYS.get(fault.rule, '')}"):
         return f"it tells of the solution: {leak}"
-    if quotation := find_quotation(fault.says, fault.turn.said, context):
+    if quotation := find_quotation(fault.says, fault.turn.reply, context):
         return f"it quotes the reply: {quotation}"
     return ""

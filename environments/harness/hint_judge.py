@@ -17,12 +17,15 @@ from environments.harness.turns import Turn, turns, values
 from environments.sandbox.visible import cut, one_line
 from kit.disk import parse_json
 
-__all__ = ["BadAnswer", "asked", "judged"]
+__all__ = ["BadAnswer", "make_judge_prompt", "find_fault"]
 
-SYSTEM = """You read what an agent did on a programming task, and find the one reply at which it went wrong: the first after which the rest could
+SYSTEM = """You read what an agent did on a programming task, and find the one reply at which it went wrong: \
+the first after which the rest could
 no longer be right, or the one that wasted most.
-Answer with one JSON object and nothing else: {"turn": N, "hint": "..."}. N is the number of that reply. The hint is one sentence of at most 200
-characters that the agent could have read right before it. It says what is wrong with the reply, and never what would be right: no code, and no name
+Answer with one JSON object and nothing else: {"turn": N, "hint": "..."}. N is the number of that reply. \
+The hint is one sentence of at most 200
+characters that the agent could have read right before it. It says what is wrong with the reply, \
+and never what would be right: no code, and no name
 that the agent could not know. If nothing went wrong, answer {"turn": 0, "hint": ""}."""
 RETRY_PROMPT = 'That was no such answer: {}. Say the object alone, as in {{"turn": 3, "hint": "..."}}.'
 TEXT_BYTES, TRANSCRIPT_BYTES, ANSWER_TOKENS = 2 << 10, 96 << 10, 2000
@@ -33,14 +36,14 @@ class BadAnswer(ValueError):
     """What is wrong with a judge's answer, in one line."""
 
 
-def asked(lines: Sequence[dict], shown: Collection[str] = (), gold: str = "") -> list[Message]:
-    """What a judge is told of an episode. `shown`: names of the tests that the agent can run; others are not named.
-    `gold`: the difference from the given code to the original, where the judge shall see it."""
+def make_judge_prompt(lines: Sequence[dict], visible_tests: Collection[str] = (), gold: str = "") -> list[Message]:
+    """What a judge is told of an episode. `visible_tests`: names of the tests that the agent can run; others are not
+    named. `gold`: the difference from the given code to the original, where the judge shall see it."""
     sections = [
         f"# The task\n\n{lines[0]['prompt']}",
         "# What the agent did",
         cut("\n\n".join(map(_format_turn, turns(lines))), TRANSCRIPT_BYTES),
-        _format_verdict(lines, shown),
+        _format_verdict(lines, visible_tests),
     ]
     sections += (
         [f"# The original code. Nothing of it may be in the hint.\n\n{cut(gold, TRANSCRIPT_BYTES)}"] if gold else []
@@ -49,7 +52,7 @@ def asked(lines: Sequence[dict], shown: Collection[str] = (), gold: str = "") ->
 
 
 def _format_turn(turn: Turn) -> str:
-    rows = [f"## Reply {turn.number}{', cut off' if turn.cut else ''}", cut(turn.said.text, TEXT_BYTES)]
+    rows = [f"## Reply {turn.number}{', cut off' if turn.cut else ''}", cut(turn.reply.text, TEXT_BYTES)]
     for call, answer in turn.calls:
         rows += [
             f"calls {one_line(call.name)}:",
@@ -60,11 +63,11 @@ def _format_turn(turn: Turn) -> str:
     return "\n".join(row for row in rows if row)
 
 
-def _format_verdict(lines: Sequence[dict], shown: Collection[str]) -> str:
+def _format_verdict(lines: Sequence[dict], visible_tests: Collection[str]) -> str:
     grade = next((line for line in lines if line["kind"] == "grade"), None)
     if grade is None:
         return "# The verdict\n\nNobody has graded it."
-    failed_tests = sorted({*(grade.get("failed") or ())} & {*shown})
+    failed_tests = sorted({*(grade.get("failed") or ())} & {*visible_tests})
     rows = [f"The reward is {grade['reward']:.2f}. {grade.get('passed', '?')} of {grade.get('of', '?')} tests pass."]
     rows += (
         [f"Of the tests that the agent could run, {len(failed_tests)} fail, such as {failed_tests[0]}."]
@@ -75,11 +78,13 @@ def _format_verdict(lines: Sequence[dict], shown: Collection[str]) -> str:
     return "# The verdict\n\n" + "\n".join(rows)
 
 
-def judged(policy: Policy, lines: Sequence[dict], shown: Collection[str] = (), gold: str = "") -> Fault | None:
-    """The fault that a judge finds, if any; `shown`, `gold`: see `asked`. Raises BadAnswer where its second answer is
-    none either, and PolicyError."""
+def find_fault(
+    policy: Policy, lines: Sequence[dict], visible_tests: Collection[str] = (), gold: str = ""
+) -> Fault | None:
+    """The fault that a judge finds, if any; `visible_tests`, `gold`: see `make_judge_prompt`. Raises BadAnswer where
+    its second answer is none either, and PolicyError."""
     turns_by_number = {turn.number: turn for turn in turns(lines)}
-    messages = asked(lines, shown, gold)
+    messages = make_judge_prompt(lines, visible_tests, gold)
     reply = policy.reply(messages, (), ANSWER_TOKENS)
     try:
         return _parse_answer(reply, turns_by_number)

@@ -27,7 +27,7 @@ from environments.harness.remote import message_of
 from environments.harness.turns import Turn, arguments, turns, values
 from environments.sandbox.visible import one_line
 
-__all__ = ["LONGEST", "RULES", "SAYS", "Fault", "faults", "row"]
+__all__ = ["LONGEST", "RULES", "SAYS", "Fault", "find_faults", "row"]
 
 SAYS = {
     "broken": "One of the calls in your next reply would be refused: {}",
@@ -61,12 +61,16 @@ class Fault:
     says: str
 
 
-def faults(lines: Sequence[dict], shown: Collection[str] = ()) -> list[Fault]:
-    """The faults of an episode, one for a reply at most. `lines`: of its transcript. `shown`: names of the tests that
-    the agent can run, for what the grader said of them."""
+def find_faults(lines: Sequence[dict], visible_tests: Collection[str] = ()) -> list[Fault]:
+    """The faults of an episode, one for a reply at most. `lines`: of its transcript. `visible_tests`: names of the
+    tests that the agent can run, for what the grader said of them."""
     fault_list, episode_turns = [], turns(lines)
     grade = next((line for line in lines if line["kind"] == "grade"), None)
-    failing = None if grade is None or not (shown or grade["success"]) else {*(grade.get("failed") or ())} & {*shown}
+    failing = (
+        None
+        if grade is None or not (visible_tests or grade["success"])
+        else {*(grade.get("failed") or ())} & {*visible_tests}
+    )
     for number, turn in enumerate(episode_turns):
         verdicts = (
             ((name, rule(episode_turns[:number], turn, failing)) for name, rule in RULES.items())
@@ -213,7 +217,7 @@ def row(lines: Sequence[dict], fault: Fault) -> dict:
         "hint": fault.says,
         "student": student,
         "teacher": [*student, message_of(Message("user", fault.says))],
-        "message": message_of(fault.turn.said),
+        "message": message_of(fault.turn.reply),
         **ids,
         "tools": schemas if isinstance(schemas, list) else [],
     }

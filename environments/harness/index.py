@@ -54,7 +54,7 @@ class Index:
                 self.pieces.append((name, at + 1, text))
                 self.lengths.append(counts.total())
 
-    def find(self, query: str, most: int = 5) -> list[Hit]:
+    def find(self, query: str, max_hits: int = 5) -> list[Hit]:
         """The pieces that fit best, best first; of two that fit alike, the one that comes first by name and line."""
         N, scores = len(self.pieces), defaultdict(float)
         mean = sum(self.lengths) / N if N else 0.0
@@ -63,5 +63,5 @@ class Index:
             idf = math.log(1 + (N - len(holds) + 0.5) / (len(holds) + 0.5))
             for piece, count in holds.items():
                 scores[piece] += idf * count * (K1 + 1) / (count + K1 * (1 - B + B * self.lengths[piece] / mean))
-        best = sorted(scores, key=lambda piece: (-scores[piece], piece))[:most]
+        best = sorted(scores, key=lambda piece: (-scores[piece], piece))[:max_hits]
         return [Hit(name, line, text, scores[piece]) for piece in best for name, line, text in [self.pieces[piece]]]

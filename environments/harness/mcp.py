@@ -6,8 +6,8 @@ Before, `initialize` agreed on a version for all that follows. Batches are refus
 wants it, and that one is not agreed on. What is wrong with a message is an error of JSON-RPC; what is wrong with a call
 of a tool is a result with `isError`, which the client's model reads.
 
-`Protocol` is what a line means and what is said to it, without a stream. `Door` is the policy (see messages.py): its
-next reply is the client's next call, and the client hears the answer once the turn stands in the transcript.
+`Protocol` is what a line means and what is said to it, without a stream. `McpPolicy` is the policy (see messages.py):
+its next reply is the client's next call, and the client hears the answer once the turn stands in the transcript.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from environments.harness.messages import Called, Message, Reply
 from environments.harness.tools import Tool, mcp
 from kit.disk import parse_json
 
-__all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "Asked", "Door", "Protocol"]
+__all__ = ["HANDSHAKE", "LARGEST", "STATELESS", "ToolRequest", "McpPolicy", "Protocol"]
 
 STATELESS = ("2026-07-28",)
 """Versions that each request names, newest first."""
@@ -42,7 +42,7 @@ STATEFUL_METHODS = {"initialize", "ping"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ToolRequest:
     """A call that a client waits for."""
 
     id: str | int
@@ -73,7 +73,7 @@ class Protocol:
         self.about = {"name": "etude", "version": version}
         self.able = {"capabilities": {"tools": {}, "prompts": {}}, "instructions": prompt}
 
-    def heard(self, line: bytes) -> Asked | bytes | None:
+    def handle_line(self, line: bytes) -> ToolRequest | bytes | None:
         """What a line asks for, if it is a call; else the line that answers it, or None where nothing is to be said."""
         request_id = None
         try:
@@ -101,10 +101,10 @@ class Protocol:
             return line_of({"id": request_id, "error": error.error})
         return self._encode_result(request_id, result, stateless)
 
-    def answer(self, asked: Asked, text: str, good: bool) -> bytes:
+    def answer(self, request: ToolRequest, text: str, good: bool) -> bytes:
         """The line that answers a call."""
         return self._encode_result(
-            asked.id, {"content": [{"type": "text", "text": text}], "isError": not good}, asked.stateless
+            request.id, {"content": [{"type": "text", "text": text}], "isError": not good}, request.stateless
         )
 
     def _encode_result(self, request_id: str | int | None, result: dict, stateless: bool) -> bytes:
@@ -132,14 +132,14 @@ class Protocol:
         if not stateless and not self.initialized:
             raise Refused(BAD_PARAMS, f"_meta needs {META}protocolVersion, or initialize must come first")
 
-    def _call(self, request_id: str | int, params: Mapping, stateless: bool) -> Asked:
+    def _call(self, request_id: str | int, params: Mapping, stateless: bool) -> ToolRequest:
         self._check_agreement(stateless)
         tool, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(tool, str) or not isinstance(arguments, dict):
             raise Refused(BAD_PARAMS, "a call needs a name, a text, and arguments, an object")
         if tool not in self.tools:
             raise Refused(BAD_PARAMS, f"there is no tool {tool[:100]!r}; there are {', '.join(self.tools)}")
-        return Asked(request_id, tool, arguments, stateless)
+        return ToolRequest(request_id, tool, arguments, stateless)
 
     def _result(self, method: str, params: Mapping, stateless: bool) -> dict:
         if method == "ping":
@@ -189,26 +189,27 @@ def no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-class Door:
-    """A policy whose replies are a client's calls, one in each; when the client has gone, it finishes. `said`: how many
-    replies came before, in an episode that goes on. An episode tells it every line of its transcript (`told`)."""
+class McpPolicy:
+    """A policy whose replies are a client's calls, one in each; when the client has gone, it finishes. `reply_count`:
+    how many replies came before, in an episode that goes on. An episode tells it every line of its transcript
+    (`told`)."""
 
-    def __init__(self, protocol: Protocol, reader: BinaryIO, writer: BinaryIO, said: int = 0) -> None:
-        self.protocol, self.reader, self.writer, self.said = protocol, reader, writer, said
-        self.waits: Asked | None = None
+    def __init__(self, protocol: Protocol, reader: BinaryIO, writer: BinaryIO, reply_count: int = 0) -> None:
+        self.protocol, self.reader, self.writer, self.reply_count = protocol, reader, writer, reply_count
+        self.waits: ToolRequest | None = None
         self.text, self.good = "", False
 
-    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> Reply:
         """See `Policy`. Waits for the client, and answers what is no call."""
-        self.waits, self.said = self._next_call(), self.said + 1
-        name = f"call-{self.said}"
+        self.waits, self.reply_count = self._next_call(), self.reply_count + 1
+        name = f"call-{self.reply_count}"
         if self.waits is None:
             return Reply(
                 "", (Called(name, "finish", json.dumps({"message": "The client has closed the connection."})),)
             )
         return Reply("", (Called(name, self.waits.name, json.dumps(self.waits.arguments)),))
 
-    def told(self, line: Mapping[str, object]) -> None:
+    def on_line(self, line: Mapping[str, object]) -> None:
         """Hears a line of the transcript, and answers the client at the end of a turn."""
         if line["kind"] == "answer":
             self.text, self.good = str(line["text"]), bool(line["ok"])
@@ -223,7 +224,7 @@ class Door:
         while (request := self._next_call()) is not None:
             self._write_line(self.protocol.answer(request, OVER, False))
 
-    def _next_call(self) -> Asked | None:
+    def _next_call(self) -> ToolRequest | None:
         """The next call; None where the client has gone."""
         while line := self.reader.readline(LARGEST + 1):
             remainder = line
@@ -231,8 +232,8 @@ class Door:
                 remainder = self.reader.readline(LARGEST)  # of a line that is too long, the end is read and forgotten
             if not line.strip():
                 continue
-            call_or_answer = self.protocol.heard(line)
-            if isinstance(call_or_answer, Asked):
+            call_or_answer = self.protocol.handle_line(line)
+            if isinstance(call_or_answer, ToolRequest):
                 return call_or_answer
             if call_or_answer is not None:
                 self._write_line(call_or_answer)

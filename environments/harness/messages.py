@@ -79,6 +79,6 @@ class PolicyError(Exception):
 class Policy(Protocol):
     """Who decides."""
 
-    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
-        """An answer to the context, of at most `most` tokens. Without tools: text only. Raises PolicyError."""
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> Reply:
+        """An answer to the context, of at most `max_tokens` tokens. Without tools: text only. Raises PolicyError."""
         ...

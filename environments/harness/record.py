@@ -28,7 +28,7 @@ from environments.sandbox.visible import one_line
 from kit.disk import Journal, atomic_write, parse_json, read_lines
 from kit.settings import RunError
 
-__all__ = ["Record", "calls", "context", "grade_fields", "read", "spent"]
+__all__ = ["Record", "calls", "context", "grade_fields", "read", "elapsed_seconds"]
 
 ENDS = ("begin", "turn", "summary", "end", "grade")
 """Kinds of lines behind which nothing is half done."""
@@ -142,7 +142,7 @@ def context(lines: list[dict]) -> list[Message]:
     return [*opening, *history]
 
 
-def spent(lines: list[dict]) -> float:
+def elapsed_seconds(lines: list[dict]) -> float:
     """Seconds of all turns so far."""
     return next((line["spent"] for line in reversed(lines) if "spent" in line), 0.0)
 
@@ -156,12 +156,15 @@ def calls(lines: list[dict]) -> Iterator[Call]:
             yield Call(call["name"], parse_json(call["arguments"] or "{}"))
 
 
-def grade_fields(found: Grade, of: int) -> dict:
-    """The fields of the line that says what an episode earned. `of`: tests of the exam."""
-    fields = {"reward": found.reward.total, "success": found.reward.success}
-    fields |= {"succinctness": found.reward.succinctness, "conformance": found.reward.conformance}
-    fields |= {"passed": len(found.verdicts.passed), "of": of}
-    if found.agreement:
-        fields |= {"agreed": found.agreement.asked - len(found.agreement.differing), "asked": found.agreement.asked}
-    fields |= {"trust": found.trust.name.lower(), "flags": [*found.reward.flags]}
-    return fields | {"failed": {test: one_line(reason) for test, reason in found.verdicts.failed.items()}}
+def grade_fields(grade: Grade, test_count: int) -> dict:
+    """The fields of the line that says what an episode earned. `test_count`: tests of the exam."""
+    fields = {"reward": grade.reward.total, "success": grade.reward.success}
+    fields |= {"succinctness": grade.reward.succinctness, "conformance": grade.reward.conformance}
+    fields |= {"passed": len(grade.verdicts.passed), "of": test_count}
+    if grade.agreement:
+        fields |= {
+            "agreed": grade.agreement.question_count - len(grade.agreement.differing),
+            "asked": grade.agreement.question_count,
+        }
+    fields |= {"trust": grade.trust.name.lower(), "flags": [*grade.reward.flags]}
+    return fields | {"failed": {test: one_line(reason) for test, reason in grade.verdicts.failed.items()}}

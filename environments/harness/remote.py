@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from environments.deadline import Answer, answer_of
+from environments.deadline import Answer, fetch_answer
 from environments.harness.messages import Called, Message, PolicyError, Reply, thoughts_in
 from environments.harness.tools import Tool, openai
 from environments.sandbox.visible import one_line
@@ -70,7 +70,7 @@ class Remote:
     """`address`: that of the API, such as http://localhost:8000/v1. `key`: sent as a bearer token. `sampling`: further
     fields of each request, such as temperature and seed; None for a field that is not to be sent. `choice`: "required"
     where each reply must call a tool, if the server can hold it to that. `seconds`: in which a whole answer must have
-    come. `told`: hears why a request is made again."""
+    come. `on_retry`: hears why a request is made again."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Remote:
         strict: bool = False,
         choice: Literal["auto", "required"] = "auto",
         seconds: float = 600.0,
-        told: Callable[[str], None] = lambda reason: None,
+        on_retry: Callable[[str], None] = lambda reason: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Raises ValueError for an address that is none."""
@@ -94,13 +94,13 @@ class Remote:
             raise ValueError("the key of the model holds what no header may hold; set OPENAI_API_KEY to the key alone")
         key = key.strip()
         self.address, self.model, self.key, self.strict, self.choice = address.rstrip("/"), model, key, strict, choice
-        self.sampling, self.seconds, self.told, self.sleep = dict(sampling or {}), seconds, told, sleep
+        self.sampling, self.seconds, self.on_retry, self.sleep = dict(sampling or {}), seconds, on_retry, sleep
         self.extras = dict(EXTRAS)
         self.limit = LIMITS["max_completion_tokens" in self.sampling and "max_tokens" not in self.sampling]
         self.form = Form()
         self.bare_replies = 0
 
-    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> Reply:
         """See `Policy`. Raises PolicyError for a server that cannot be reached, refuses, or says what is no answer,
         after a few tries."""
         previous = dict(self.extras), self.limit, self.form
@@ -109,7 +109,7 @@ class Remote:
             change = ""
             try:
                 extras = {} if bare else self.extras
-                answer = self._send({**self._request(messages, tools, most), **extras})
+                answer = self._send({**self._request(messages, tools, max_tokens), **extras})
                 if answer.status == 200:
                     reply = read(answer.data)
                     self._count_bare(bare)
@@ -123,7 +123,7 @@ class Remote:
                     if not change and (bare or not self.extras):
                         break
                     if change:
-                        self.told(f"{self._without_key(error_text)}; asked again {change}")
+                        self.on_retry(f"{self._without_key(error_text)}; asked again {change}")
                         continue
                     bare, change = True, f", without {' and '.join(self.extras)}"
                 elif answer.status not in RETRY_STATUSES:
@@ -134,19 +134,19 @@ class Remote:
             if failures == TRIES:
                 break
             pause = min(LONGEST, WAIT * 2 ** (failures - 1))
-            self.told(f"{self._without_key(error_text)}; asked again in {pause:g} s{change}")
+            self.on_retry(f"{self._without_key(error_text)}; asked again in {pause:g} s{change}")
             self.sleep(pause)
         self.extras, self.limit, self.form = previous  # none of it has helped
         raise PolicyError(self._without_key(error_text))
 
-    def _request(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> dict[str, object]:
+    def _request(self, messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> dict[str, object]:
         """The fields of a request, without the extras."""
         fields: dict[str, object] = {"model": self.model, "messages": conversation(messages, self.form)}
         if tools:
             fields |= {"tools": openai(tools, self.strict), "tool_choice": self.choice}
         limits = [self.sampling[name] for name in LIMITS if name in self.sampling]
         if limits != [None]:
-            fields[self.limit] = min([most, *(value for value in limits if isinstance(value, int))])
+            fields[self.limit] = min([max_tokens, *(value for value in limits if isinstance(value, int))])
         return fields | {
             name: value for name, value in self.sampling.items() if name not in LIMITS and value is not None
         }
@@ -176,7 +176,7 @@ class Remote:
         seen."""
         self.bare_replies = self.bare_replies + 1 if bare else 0
         if self.bare_replies == PATIENCE and self.extras:
-            self.told(f"{self.address} answers only without {' and '.join(self.extras)}: not asked for any more")
+            self.on_retry(f"{self.address} answers only without {' and '.join(self.extras)}: not asked for any more")
             self.extras = {}
 
     def _without_key(self, text: str) -> str:
@@ -188,7 +188,7 @@ class Remote:
             {"Authorization": f"Bearer {self.key}"} if self.key else {}
         )
         request = urllib.request.Request(f"{self.address}/chat/completions", json.dumps(fields).encode(), headers)
-        return answer_of(request, self.seconds, LARGEST, _NoRedirects())
+        return fetch_answer(request, self.seconds, LARGEST, _NoRedirects())
 
 
 def _encode_object(arguments: str) -> str:

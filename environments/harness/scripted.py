@@ -20,20 +20,20 @@ def call(name: str, **arguments: object) -> Called:
 
 
 class Script:
-    """Says its replies one after the other, whatever it is shown, from number `said` on: an episode that goes on has
-    heard so many. Asked for a summary, it says `summary`."""
+    """Says its replies one after the other, whatever it is shown, from number `reply_count` on: an episode that goes on
+    has heard so many. Asked for a summary, it says `summary`."""
 
-    def __init__(self, replies: Iterable[Reply], summary: str = "nothing yet", said: int = 0) -> None:
-        self.replies, self.summary, self.said = [*replies], summary, said
+    def __init__(self, replies: Iterable[Reply], summary: str = "nothing yet", reply_count: int = 0) -> None:
+        self.replies, self.summary, self.reply_count = [*replies], summary, reply_count
 
-    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], most: int) -> Reply:
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> Reply:
         """See `Policy`. Raises PolicyError where the script is at its end."""
         if not tools:
             return Reply(self.summary)
-        if self.said >= len(self.replies):
+        if self.reply_count >= len(self.replies):
             raise PolicyError("the script is at its end")
-        self.said += 1
-        return self.replies[self.said - 1]
+        self.reply_count += 1
+        return self.replies[self.reply_count - 1]
 
 
 def tests(names: Sequence[str]) -> Called:
@@ -41,9 +41,9 @@ def tests(names: Sequence[str]) -> Called:
     return call("shell", command="python3 -m pytest -q " + " ".join(map(shlex.quote, names)))
 
 
-def oracle(given: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]) -> Script:
+def oracle(given_files: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]) -> Script:
     """Looks, writes the original code, runs the tests that fail without it, and finishes."""
-    changed_paths = sorted(name for name in gold if given.get(name) != gold[name])
+    changed_paths = sorted(name for name in gold if given_files.get(name) != gold[name])
     look = [call("read", path=name) for name in changed_paths]
     write = [call("write", path=name, text=gold[name].decode("utf-8", "surrogateescape")) for name in changed_paths]
     return Script(

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from environments.grading.rewards import changed, conformance
 from environments.harness.environment import Grader, HarnessEnvironment, HarnessTask
 from environments.harness.hint_audit import refusal
-from environments.harness.hints import faults
+from environments.harness.hints import find_faults
 from environments.harness.tools import TOOLS
 from environments.harness.turns import Turn, arguments, turns
-from environments.harness.workspace import BROKEN
+from environments.harness.workspace import INVALID_CALL
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.store import Store
 from environments.tasks.levels import Schedule, State
@@ -85,7 +85,7 @@ class HarnessTasks:
         if rollout.failure:
             return hints
         spans = [span for span in spans_of(rollout, self.chat_format.stop_ids) if not span.is_summary]
-        for fault in faults(lines_of(rollout, self.chat_format.stop_ids), rollout.task.shown):
+        for fault in find_faults(lines_of(rollout, self.chat_format.stop_ids), rollout.task.visible_tests):
             span = spans[fault.turn.number - 1]
             if not refusal(fault, rollout.task.secret):
                 hints[span.segment] += self._hint(rollout, span, fault.says)
@@ -167,19 +167,19 @@ def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Trans
         history.append(
             transcript.Turn(
                 "assistant",
-                turn.said.text,
+                turn.reply.text,
                 tuple(call_of(called.name, arguments(called), line) for called, line in turn.calls),
             )
         )
         history += [transcript.Turn("tool", line["text"]) for line in turn.answers]
         todos |= todos_of(turn)
-    before, after = task.exam.given, dict(task.exam.given)
+    before, after = task.exam.given_tree, dict(task.exam.given_tree)
     if environment.grade is not None:
         files = environment.grade.collected.files
         after = {**{name: data for name, data in before.items() if name not in task.exam.editable}, **files}
     count = len(conformance(before, after).problems)
     return transcript.Transcript(
-        tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.written
+        tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.num_sampled_tokens
     )
 
 
@@ -190,7 +190,7 @@ def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -
     run = passed + sum(counts.values())
     wrote = args.get("text", "") if name == "write" else args.get("new", "") if name == "edit" else ""
     tests = (passed, run) if run and "pytest" in str(args.get("command")) else None
-    is_valid = not line.get(BROKEN)
+    is_valid = not line.get(INVALID_CALL)
     return transcript.Call(
         name, str(args.get("path", "")), str(wrote), is_valid, bool(line["ok"]) or tests is not None, tests
     )
@@ -227,7 +227,7 @@ class Levels:
         """See `Curriculum`. Failed environments count neither as solved nor as tried."""
         finished_rollouts = [rollout for rollout in rollouts if not rollout.failure]
         solved = sum(rollout.metrics["success"] == 1 for rollout in finished_rollouts)
-        self.progress = self.schedule.after(self.progress, solved, len(finished_rollouts))
+        self.progress = self.schedule.update(self.progress, solved, len(finished_rollouts))
 
     def save(self, path: Path) -> None:
         """Saves where the curriculum stands, as `Schedule.save`."""

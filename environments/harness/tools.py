@@ -18,7 +18,19 @@ from dataclasses import dataclass
 
 from kit.disk import parse_json
 
-__all__ = ["INSIDE", "OWN", "STATES", "TOOLS", "Argument", "BadCall", "Tool", "anthropic", "chosen", "mcp", "openai"]
+__all__ = [
+    "INSIDE",
+    "OWN",
+    "STATES",
+    "TOOLS",
+    "Argument",
+    "BadCall",
+    "Tool",
+    "anthropic",
+    "select_tools",
+    "mcp",
+    "openai",
+]
 
 STATES = ("open", "started", "done", "cancelled")
 """Of an item of the to-do list."""
@@ -64,22 +76,22 @@ class Tool:
             "additionalProperties": False,
         }
 
-    def checked(self, written: str | Mapping[str, object], strict: bool = False) -> dict:
+    def parse_arguments(self, arguments: str | Mapping[str, object], strict: bool = False) -> dict:
         """The arguments of a call, from what a model wrote. Raises BadCall."""
-        arguments = {argument.name: argument for argument in self.arguments}
-        args = _parse_arguments(self.name, written)
+        arguments_by_name = {argument.name: argument for argument in self.arguments}
+        args = _parse_arguments(self.name, arguments)
         values = {}
         for name, value in args.items():
-            if name not in arguments:
+            if name not in arguments_by_name:
                 if strict:
                     raise BadCall(
-                        f"{self.name} has no argument {name[:100]!r}; it has {', '.join(arguments) or 'none'}"
+                        f"{self.name} has no argument {name[:100]!r}; it has {', '.join(arguments_by_name) or 'none'}"
                     )
                 continue
-            if value is None and not arguments[name].needed:
+            if value is None and not arguments_by_name[name].needed:
                 continue
-            values[name] = _check_value(self.name, arguments[name], value, strict)
-        for name, argument in arguments.items():
+            values[name] = _check_value(self.name, arguments_by_name[name], value, strict)
+        for name, argument in arguments_by_name.items():
             if argument.needed and name not in values:
                 raise BadCall(f"{self.name} needs {name}, {WORDS[argument.kind]}")
         return values
@@ -200,7 +212,7 @@ OWN = (
 TOOLS = {tool.name: tool for tool in (*INSIDE, *OWN)}
 
 
-def chosen(names: Sequence[str]) -> tuple[Tool, ...]:
+def select_tools(names: Sequence[str]) -> tuple[Tool, ...]:
     """Tools by their names. Raises ValueError for one that does not exist, and where `finish` is missing: an episode
     could not end well."""
     if unknown := [name for name in names if name not in TOOLS]:

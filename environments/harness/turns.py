@@ -23,7 +23,7 @@ class Turn:
     """How many summaries stand before it."""
     before: tuple[Message, ...]
     """The context in which it was made."""
-    said: Message
+    reply: Message
     answers: tuple[dict, ...]
     """Lines of the transcript, one for each call."""
     diff: str
@@ -36,7 +36,7 @@ class Turn:
     @property
     def calls(self) -> Iterator[tuple[Called, dict]]:
         """The calls with their answers."""
-        return zip(self.said.calls, self.answers, strict=False)
+        return zip(self.reply.calls, self.answers, strict=False)
 
 
 def turns(lines: Sequence[dict]) -> tuple[Turn, ...]:

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from environments.grading.rewards import conformance
 from environments.harness.index import Index
 from environments.harness.messages import Called
-from environments.harness.tools import TOOLS, BadCall, Tool, chosen
+from environments.harness.tools import TOOLS, BadCall, Tool, select_tools
 from environments.sandbox.interface import Observation, Sandbox
 from environments.sandbox.manifest import Entry
 from environments.sandbox.store import Store
 from environments.sandbox.visible import cut, one_line, visible
 from kit.settings import RunError
 
-__all__ = ["BROKEN", "SYSTEM", "Answer", "Job", "Workspace", "difference"]
+__all__ = ["INVALID_CALL", "SYSTEM", "Answer", "Job", "Workspace", "difference"]
 
-SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. There is no network.
-Look at the code, change what is needed and no more, run the tests, and call finish when you are done. Several calls may stand in one reply."""
+SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. \
+There is no network.
+Look at the code, change what is needed and no more, run the tests, and call finish when you are done. \
+Several calls may stand in one reply."""
 LARGEST, LONGEST, SAYS = 256 << 10, 16 << 10, 16 << 10
 """Bytes of a file that is compared or looked through for lints, of a turn's diff, and of an answer."""
 MAX_LINE_PAIRS = 4_000_000
@@ -34,7 +36,7 @@ MAX_LINE_PAIRS = 4_000_000
 CALLS = 32
 """Calls of a reply that are made."""
 CACHES = {"__pycache__", ".pytest_cache"}
-BROKEN = "broken"
+INVALID_CALL = "broken"
 """What is said of an answer to a call that was none."""
 
 
@@ -47,13 +49,13 @@ class Job:
     prompt: str
     tree: str
     """The hash of the stored tree that it begins with."""
-    given: Mapping[str, bytes]
+    given_files: Mapping[str, bytes]
     """The files of that tree: for lints, and for the search."""
     pages: Mapping[str, str] | None = None
     """A frozen corpus: name of a page → its text."""
     tools: tuple[str, ...] = tuple(TOOLS)
     strict: bool = False
-    who: str = ""
+    policy_name: str = ""
     """Who plays, and how it samples."""
     system: str = SYSTEM
 
@@ -64,10 +66,10 @@ class Answer:
 
     text: str
     ok: bool
-    broken: bool = False
+    is_invalid: bool = False
     """Whether the call was none: there is no such tool, or its arguments do not fit."""
     exit: int | None = None
-    ended: str | None = None
+    end_reason: str | None = None
     seconds: float = 0.0
 
 
@@ -84,7 +86,7 @@ class Workspace:
         tree: str | None = None,
     ) -> None:
         self.job, self.fork, self.store, self.call_seconds = job, fork, store, call_seconds
-        self.tools = {tool.name: tool for tool in chosen(job.tools)}
+        self.tools = {tool.name: tool for tool in select_tools(job.tools)}
         self.tree = job.tree if tree is None else tree
         self.over = ""
         """Why the episode is over, if it is."""
@@ -125,7 +127,7 @@ class Workspace:
                 return Answer("the time of the episode is over; this call was not made", False)
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
-            args = tool.checked(call.arguments, self.job.strict)
+            args = tool.parse_arguments(call.arguments, self.job.strict)
             observation = self._call_own_tool(tool, args) or self.open().call(
                 tool.name, args, min(self.call_seconds, left)
             )
@@ -134,10 +136,15 @@ class Workspace:
         text = cut(observation.text, SAYS)
         if observation.exit:
             text += f"\n[exit code {observation.exit}]"
-        if observation.ended:
-            text += f"\n[ended: {observation.ended}]"
+        if observation.end_reason:
+            text += f"\n[ended: {observation.end_reason}]"
         return Answer(
-            text.strip("\n"), observation.ok, is_broken, observation.exit, observation.ended, time.monotonic() - since
+            text.strip("\n"),
+            observation.ok,
+            is_broken,
+            observation.exit,
+            observation.end_reason,
+            time.monotonic() - since,
         )
 
     def keep(self) -> tuple[str, str]:
@@ -148,8 +155,8 @@ class Workspace:
             return difference(self.store, previous, self.tree) if previous != self.tree else "", ""
         except RunError as error:
             observation = self.open().call("list", {})
-            if observation.ended:
-                self.over = f"the sandbox ended: {observation.ended}"
+            if observation.end_reason:
+                self.over = f"the sandbox ended: {observation.end_reason}"
                 return "", ""
             self.close()
             return "", f"The work tree cannot be stored, and is again as it was before: {one_line(str(error))}"
@@ -166,7 +173,7 @@ class Workspace:
             return self._find_lints(args["path"])
         if tool.name == "semantic_search":
             self.index = self.index or Index(
-                {name: data.decode() for name, data in self.job.given.items() if _is_text(data)}
+                {name: data.decode() for name, data in self.job.given_files.items() if _is_text(data)}
             )
             return _search(self.index, args["query"])
         if tool.name == "web_search":
@@ -185,7 +192,7 @@ class Workspace:
             return Observation(
                 f"{one_line(path)} is no file of Python in the work tree, or larger than {LARGEST >> 10} KiB", False
             )
-        given_files = {name: self.job.given[name]} if name in self.job.given else {}
+        given_files = {name: self.job.given_files[name]} if name in self.job.given_files else {}
         report = conformance(given_files, {name: self.store.content(entry)})
         return Observation("\n".join(report.problems) or f"nothing in {report.lines} new lines", True)
 

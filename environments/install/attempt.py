@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from environments.install.propose import BUILT_HERE, named
-from environments.install.steps import Step, deduplicated
+from environments.install.steps import Step, deduplicate_steps
 from environments.install.wheels import FOLDER
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.visible import one_line
 from kit.settings import RunError
 
-__all__ = ["Attempt", "Outcome", "Revise", "attempt", "played", "revised", "why"]
+__all__ = ["Attempt", "Outcome", "Revise", "run_attempts", "run_step", "revised", "explain_failure"]
 
 SAYS = 4000
 """Characters of what a step has said that are kept: the last ones."""
@@ -75,7 +75,7 @@ Revise = Callable[[Sequence[Step], Sequence[Outcome]], list[Step] | None]
 """Other steps after those that did not all work; None where nothing is left to try."""
 
 
-def played(sandbox: Sandbox, step: Step) -> Outcome:
+def run_step(sandbox: Sandbox, step: Step) -> Outcome:
     """Plays a step. Raises RunError where the sandbox has ended."""
     codes: list[int | None] = [None, None]
     texts, seconds = list[str](), 0.0
@@ -83,37 +83,39 @@ def played(sandbox: Sandbox, step: Step) -> Outcome:
         if not command or (at and step.command and codes[0] != 0):
             continue
         observation = sandbox.call("shell", {"command": f". {FOLDER}/env\n{command}"})
-        has_ended = observation.ended is not None and not (observation.exit == 0 and "outlived" in observation.ended)
+        has_ended = observation.end_reason is not None and not (
+            observation.exit == 0 and "outlived" in observation.end_reason
+        )
         codes[at] = None if has_ended else observation.exit
-        texts += [observation.text.strip("\n"), *([f"[ended: {observation.ended}]"] if has_ended else [])]
+        texts += [observation.text.strip("\n"), *([f"[ended: {observation.end_reason}]"] if has_ended else [])]
         seconds += observation.seconds
-        if has_ended and sandbox.call("list", {}).ended:
-            raise RunError(f"{one_line(command, 100)}: {observation.ended}")
+        if has_ended and sandbox.call("list", {}).end_reason:
+            raise RunError(f"{one_line(command, 100)}: {observation.end_reason}")
     return Outcome(step, codes[0], codes[1], "\n".join(text for text in texts if text)[-SAYS:], seconds)
 
 
-def attempt(
+def run_attempts(
     steps: Sequence[Step],
     fresh: Callable[[], Sandbox],
     revise: Revise,
     tries: int,
-    told: Callable[[int, Outcome], None] = lambda number, outcome: None,
+    on_outcome: Callable[[int, Outcome], None] = lambda number, outcome: None,
 ) -> Attempt:
-    """Tries at most `tries` times. `fresh`: opens a sandbox over the folder as it is. `told`: hears each outcome with
-    the number of its try, from 1; those of the checks before anything is done with 0. Raises RunError."""
+    """Tries at most `tries` times. `fresh`: opens a sandbox over the folder as it is. `on_outcome`: hears each outcome
+    with the number of its try, from 1; those of the checks before anything is done with 0. Raises RunError."""
     before = dict[str, bool]()
     for number in range(1, tries + 1):
         if new_checks := [step.check for step in steps if step.check and step.check not in before]:
             with closing(fresh()) as sandbox:
                 for check in dict.fromkeys(new_checks):
-                    outcome = played(sandbox, Step("", check))
+                    outcome = run_step(sandbox, Step("", check))
                     before[check] = outcome.passed
-                    told(0, outcome)
+                    on_outcome(0, outcome)
         outcomes = list[Outcome]()
         with closing(fresh()) as sandbox:
             for step in steps:
-                outcomes.append(played(sandbox, step))
-                told(number, outcomes[-1])
+                outcomes.append(run_step(sandbox, step))
+                on_outcome(number, outcomes[-1])
             telling = any(
                 step_outcome.passed and not before.get(step_outcome.step.check, True) for step_outcome in outcomes
             )
@@ -142,7 +144,7 @@ def revised(own: Collection[str], steps: Sequence[Step], outcomes: Sequence[Outc
                 if f"pip install {name}" not in commands and module not in own:
                     new_steps.append(Step(f"pip install {name}", named([name]), "a module that was missing", False))
         new_steps.append(step)
-    new_steps = deduplicated(new_steps, 100)
+    new_steps = deduplicate_steps(new_steps, 100)
     return None if new_steps == [*steps] else new_steps
 
 
@@ -155,7 +157,7 @@ def _find_other_command(outcome: Outcome) -> str:
     return re.sub(r" -e '\.\[[\w.-]++\]'$", " -e .", command) if "pip install " in command else command
 
 
-def why(outcome: Outcome) -> str:
+def explain_failure(outcome: Outcome) -> str:
     """Why a step did not work, in one line: what pip calls an error, or the last that was said."""
     lines = [line.strip() for line in outcome.text.split("\n") if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]

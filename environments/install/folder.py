@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit.settings import RunError
 
-__all__ = ["copied", "read"]
+__all__ = ["copy_folder", "read"]
 
 LEFT_OUT = re.compile(r"__pycache__|node_modules|build|dist|venv|env|[^/]*\.egg-info|[^/]*\.py[co]")
 INCLUDED_NAMES = re.compile(
@@ -22,7 +22,7 @@ LARGEST = 256 << 10
 """Bytes of a file that is read."""
 
 
-def copied(folder: Path, target: Path, more: Mapping[str, bytes]) -> None:
+def copy_folder(folder: Path, target: Path, extra_files: Mapping[str, bytes]) -> None:
     """Copies a folder, links as links, and adds files, in a folder that was left out. Raises RunError for what cannot
     be copied."""
 
@@ -42,7 +42,7 @@ def copied(folder: Path, target: Path, more: Mapping[str, bytes]) -> None:
         raise RunError(f"{special_paths[0]} is no file, folder or link, and cannot be copied")
     try:
         shutil.copytree(folder, target, symlinks=True, ignore=find_left_out)
-        for path, data in more.items():
+        for path, data in extra_files.items():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_bytes(data)
             (target / path).chmod(0o755 if data.startswith(b"#!") else 0o644)

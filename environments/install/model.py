@@ -16,27 +16,35 @@ from environments.harness.episode import Budget, Episode
 from environments.harness.messages import Policy
 from environments.harness.record import Record
 from environments.harness.workspace import Job
-from environments.install.attempt import Outcome, why
-from environments.install.steps import MOST, Step, deduplicated, of_rows
+from environments.install.attempt import Outcome, explain_failure
+from environments.install.steps import MAX_STEPS, Step, deduplicate_steps, parse_steps
 from environments.install.wheels import FOLDER, INDEX
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.store import Store
 from kit.disk import parse_json
 from kit.settings import RunError
 
-__all__ = ["INSTALLS", "PROPOSES", "Player"]
+__all__ = ["INSTALLS", "PROPOSES", "ModelInstaller"]
 
-SYSTEM = """You set up the folder of a software project, so that it can be worked on. You work in it through tools, as another user than root.
-What you leave is a file; nothing that you say is read. Call finish when the file is there. Several calls may stand in one reply."""
-PROPOSES = f"""Look at this folder: its configuration, its README, its CI files, its tests. Then write {FOLDER}/steps.json, a JSON list of about ten
-objects, at most {MOST}: {{"command": what installs something, or "", "check": a command that ends with 0 only when that has worked, or ""}}.
-The last ones are checks alone: what somebody who works here runs, such as an import, a program's help, or a few tests. A check must fail now.
-Commands are played by bash, in this order, each behind `. {FOLDER}/env`. Packages go into an environment in .venv, which this makes:
+SYSTEM = """You set up the folder of a software project, so that it can be worked on. \
+You work in it through tools, as another user than root.
+What you leave is a file; nothing that you say is read. Call finish when the file is there. \
+Several calls may stand in one reply."""
+PROPOSES = f"""Look at this folder: its configuration, its README, its CI files, its tests. \
+Then write {FOLDER}/steps.json, a JSON list of about ten
+objects, at most {MAX_STEPS}: {{"command": what installs something, or "", \
+"check": a command that ends with 0 only when that has worked, or ""}}.
+The last ones are checks alone: what somebody who works here runs, such as an import, a program's help, \
+or a few tests. A check must fail now.
+Commands are played by bash, in this order, each behind `. {FOLDER}/env`. \
+Packages go into an environment in .venv, which this makes:
 %s"""
 INSTALLS = f"""Set this folder up so that all of these checks pass:
 %s
-Begin each command with `. {FOLDER}/env`, which puts .venv/bin first. %s What cannot be had, such as a service, may be replaced by a stand-in.
-Then write {FOLDER}/worked.json, a JSON list of the commands that are needed, in their order. They are played in a fresh copy of the folder, where
+Begin each command with `. {FOLDER}/env`, which puts .venv/bin first. %s \
+What cannot be had, such as a service, may be replaced by a stand-in.
+Then write {FOLDER}/worked.json, a JSON list of the commands that are needed, in their order. \
+They are played in a fresh copy of the folder, where
 nothing else of what you did is left, and then the checks.
 The last try was:
 %s"""
@@ -49,16 +57,16 @@ LARGEST = 256 << 10
 
 
 @dataclass(frozen=True)
-class Player:
+class ModelInstaller:
     """Who plays, and in what. `fork`: opens a sandbox over a stored tree, `tree`: the folder as it is, `given`: its
     files, `transcripts`: the folder that they go to."""
 
     policy: Policy
-    who: str
+    model_name: str
     fork: Callable[[str], Sandbox]
     store: Store
     tree: str
-    given: Mapping[str, bytes]
+    given_files: Mapping[str, bytes]
     transcripts: Path
     first: Step
     """What makes an environment."""
@@ -66,11 +74,14 @@ class Player:
     """Whether there is one."""
     budget: Budget = Budget()
 
-    def proposed(self) -> list[Step]:
+    def propose_steps(self) -> list[Step]:
         """Stage 1. Raises RunError where what is left holds no steps, and PolicyError."""
         rows, record = self._run_episode("propose", PROPOSES % self.first.command, LOOKS, "steps.json")
         try:
-            return [replace(step, source="the model", needed=True) for step in deduplicated(of_rows(rows, MOST))]
+            return [
+                replace(step, source="the model", needed=True)
+                for step in deduplicate_steps(parse_steps(rows, MAX_STEPS))
+            ]
         except ValueError as error:
             raise RunError(f"the model proposes no steps: {error}; {record} tells what it did") from None
 
@@ -79,7 +90,7 @@ class Player:
         none. Raises PolicyError."""
         checks = [Step("", step.check, step.source) for step in steps if step.check]
         report = "\n".join(
-            f"{'worked' if outcome.passed else f'failed ({why(outcome)})'}: "
+            f"{'worked' if outcome.passed else f'failed ({explain_failure(outcome)})'}: "
             f"{outcome.step.command or outcome.step.check}"
             for outcome in outcomes
         )
@@ -90,12 +101,12 @@ class Player:
         )
         command_rows, _ = self._run_episode("try", task_prompt, TRIES, "worked.json")
         try:
-            commands = of_rows(
+            commands = parse_steps(
                 [{"command": command} for command in command_rows] if isinstance(command_rows, list) else command_rows
             )
         except ValueError:
             return [*steps]
-        return [*(replace(step, source="the model") for step in commands), *deduplicated(checks, 100)]
+        return [*(replace(step, source="the model") for step in commands), *deduplicate_steps(checks, 100)]
 
     def _run_episode(self, name: str, prompt: str, tools: tuple[str, ...], file: str) -> tuple[object, Path]:
         """One run of the harness: the JSON of the file that it leaves, None where it leaves none, and its
@@ -103,7 +114,7 @@ class Player:
         self.transcripts.mkdir(parents=True, exist_ok=True)
         paths = (self.transcripts / f"{name}-{number}.jsonl" for number in itertools.count(1))
         path = next(candidate for candidate in paths if not candidate.exists())
-        job = Job(name, prompt, self.tree, self.given, None, tools, who=self.who, system=SYSTEM)
+        job = Job(name, prompt, self.tree, self.given_files, None, tools, policy_name=self.model_name, system=SYSTEM)
         with Record(path) as record:
             tree = Episode(job, self.policy, record, self.fork, self.store, self.budget).play()
         entry = self.store.manifest(tree).get(f"{FOLDER}/{file}")

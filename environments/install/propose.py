@@ -16,7 +16,7 @@ from environments.install.readers import (
     setup_py,
     tox,
 )
-from environments.install.steps import MOST, Step, deduplicated
+from environments.install.steps import MAX_STEPS, Step, deduplicate_steps
 
 __all__ = ["BUILT_HERE", "VENV", "configures", "modules", "named", "proposed"]
 
@@ -45,7 +45,8 @@ def configures(path: str) -> bool:
     top = ("pyproject.toml", "setup.cfg", "setup.py", "tox.ini", "Makefile", ".gitlab-ci.yml")
     return path in top or bool(
         re.fullmatch(
-            r"(requirements/)?[\w.-]*requirements[\w.-]*\.txt|requirements/[\w.-]+\.txt|\.github/workflows/[\w.-]+\.ya?ml",
+            r"(requirements/)?[\w.-]*requirements[\w.-]*\.txt|requirements/[\w.-]+\.txt"
+            r"|\.github/workflows/[\w.-]+\.ya?ml",
             path,
         )
     )
@@ -58,14 +59,21 @@ def proposed(files: Mapping[str, bytes]) -> list[Step]:
     first = [VENV, *_propose_requirements(files), *_propose_package(files, project)]
     last = [*_propose_imports(files, project), *_propose_tests(files)]
     file_commands = [*_propose_file_commands(files)]
-    return deduplicated(
-        [*deduplicated(first, MOST - len(last)), *file_commands[: max(0, MOST - len(last) - len(first))], *last]
+    return deduplicate_steps(
+        [
+            *deduplicate_steps(first, MAX_STEPS - len(last)),
+            *file_commands[: max(0, MAX_STEPS - len(last) - len(first))],
+            *last,
+        ]
     )
 
 
 def named(distributions: Sequence[str]) -> str:
     """A check that says whether distributions are installed."""
-    return f"""python -c "from importlib.metadata import version; [version(name) for name in {[*distributions][:20]!r}]" """.strip()
+    return (
+        """python -c "from importlib.metadata import version; """
+        f"""[version(name) for name in {[*distributions][:20]!r}]" """
+    ).strip()
 
 
 def _read_project(files: Mapping[str, bytes]) -> Project | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-__all__ = ["CHARACTERS", "MOST", "Step", "as_rows", "deduplicated", "of_rows"]
+__all__ = ["CHARACTERS", "MAX_STEPS", "Step", "format_steps", "deduplicate_steps", "parse_steps"]
 
-MOST = 10
+MAX_STEPS = 10
 """Steps of a proposal."""
 CHARACTERS = 1000
 """Of a command or a check."""
@@ -25,24 +25,24 @@ class Step:
     """Whether a folder is set up only if it works."""
 
 
-def deduplicated(steps: Iterable[Step], most: int = MOST) -> list[Step]:
-    """The first `most` steps, without those whose command, or whose check where there is no command, stands there
+def deduplicate_steps(steps: Iterable[Step], max_steps: int = MAX_STEPS) -> list[Step]:
+    """The first `max_steps` steps, without those whose command, or whose check where there is no command, stands there
     already."""
     steps_by_key: dict[str, Step] = {}
     for step in steps:
         steps_by_key.setdefault(step.command or f"check: {step.check}", step)
-    return [*steps_by_key.values()][:most]
+    return [*steps_by_key.values()][:max_steps]
 
 
-def as_rows(steps: Iterable[Step]) -> list[dict]:
+def format_steps(steps: Iterable[Step]) -> list[dict]:
     return [asdict(step) for step in steps]
 
 
-def of_rows(rows: object, most: int = 100) -> list[Step]:
+def parse_steps(rows: object, max_steps: int = 100) -> list[Step]:
     """Steps from JSON: a list of objects with `command`, `check` or both. Raises ValueError, in one line, for anything
     else."""
-    if not isinstance(rows, list) or not 0 < len(rows) <= most:
-        raise ValueError(f"steps must be a list of 1 to {most} objects")
+    if not isinstance(rows, list) or not 0 < len(rows) <= max_steps:
+        raise ValueError(f"steps must be a list of 1 to {max_steps} objects")
     return [_parse_step(number, row) for number, row in enumerate(rows, 1)]
 
 

@@ -17,7 +17,7 @@ from environments.egress.door import Door
 from environments.sandbox.root import DISTRIBUTIONS, root_file_system
 from kit.settings import RunError
 
-__all__ = ["FOLDER", "INDEX", "laid", "rooted", "wheel"]
+__all__ = ["FOLDER", "INDEX", "make_install_files", "rooted", "wheel"]
 
 FOLDER = ".install"
 """In the work tree."""
@@ -58,7 +58,7 @@ def rooted() -> Path:
     return root_file_system((*DISTRIBUTIONS, "pip", *(name for name in BUILDS if _is_installed(name))))
 
 
-def laid(index: str | None) -> dict[str, bytes]:
+def make_install_files(index: str | None) -> dict[str, bytes]:
     """The files that lie in the work tree: wheels, pip's settings, a program for it, and `env`, which is read before
     every command. `index`: the path of the index's pages, such as /simple/; None for no index."""
     files = {

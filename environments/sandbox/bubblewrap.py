@@ -25,7 +25,7 @@ from .manifest import Manifest
 from .served import Served
 from .start import start
 from .store import Store
-from .wire import Broken
+from .wire import WireError
 
 __all__ = ["Bubblewrap"]
 
@@ -53,12 +53,12 @@ class Bubblewrap(Served):
         manifest, difference = store.manifest(snapshot), None
         self.base = snapshot
         if near is not None and not store.laid_out(snapshot):
-            difference = lists.changed(store.laid(near), manifest)
+            difference = lists.changed(store.readable_manifest(near), manifest)
             if _is_small(manifest, *difference):
                 self.base = near
             else:
                 difference = None
-        tree, base_tree = store.tree(self.base), store.laid(self.base)
+        tree, base_tree = store.tree(self.base), store.readable_manifest(self.base)
         setup = {"overlay": overlay, "bytes": lists.size(base_tree) + 4096 * len(base_tree), "inodes": len(base_tree)}
         with ExitStack() as stack:
             pair = stack.enter_context(Pair()) if door is not None else None
@@ -69,7 +69,7 @@ class Bubblewrap(Served):
             if pair is not None and door is not None:
                 try:
                     machine.afterwards.append(door.serve(pair.received()))
-                except Broken as error:
+                except WireError as error:
                     self.close()
                     raise RunError(str(error)) from None
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from kit.settings import RunError
 
-__all__ = ["OTHER", "cache_folder", "keep", "made", "owner", "reachable", "unused"]
+__all__ = ["SANDBOX_USER", "cache_folder", "keep", "make_folder", "owner", "reachable", "unused"]
 
-OTHER = 65533
+SANDBOX_USER = 65533
 """The user as which bwrap runs when root asks. Limits on processes do not bind root, and files of root's would be the
 sandbox's own. Debian and systemd give this number to nobody."""
 
 
 def owner() -> int | None:
     """The user to whom a sandbox's files belong on this machine; None for the one who asks."""
-    return OTHER if os.geteuid() == 0 else None
+    return SANDBOX_USER if os.geteuid() == 0 else None
 
 
 def cache_folder() -> Path:
@@ -30,11 +30,11 @@ def cache_folder() -> Path:
     return Path("/var/cache/etude") if os.geteuid() == 0 else Path.home() / ".cache" / "etude"
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """The folder, made if it is missing, with all above it that are. Other users may enter those, whatever the umask
     is."""
     if not folder.is_dir():
-        made(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
     return folder
@@ -67,7 +67,7 @@ def reachable(folder: Path) -> Path:
         for path in (folder, *folder.resolve().parents):
             if not path.stat().st_mode & 0o001:
                 raise RunError(
-                    f"{path} is closed to others, and a sandbox that root starts runs as user {OTHER}: "
+                    f"{path} is closed to others, and a sandbox that root starts runs as user {SANDBOX_USER}: "
                     f"set XDG_CACHE_HOME to an open folder"
                 )
     return folder

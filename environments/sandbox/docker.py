@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .cache import OTHER
+from .cache import SANDBOX_USER
 from .engine import Container, connected, image
 from .inside.places import MASKED, MOUNTED, READ_ONLY, ROOM
 from .interface import LIMITS, Limits
@@ -54,7 +54,7 @@ class Docker(Served):
         config = {
             "image": image(client, root),
             "command": ["/usr/bin/python3", "-I", "-S", "-c", BOOT],
-            "user": f"{OTHER}:{OTHER}",
+            "user": f"{SANDBOX_USER}:{SANDBOX_USER}",
             "hostname": "sandbox",
             "working_dir": "/",
             "stdin_open": True,
@@ -97,7 +97,7 @@ def host_config(limits: Limits, size: int, entries: int) -> dict:
         "MaskedPaths": [*HIDDEN_PATHS],
         "ReadonlyPaths": [f"/proc/{name}" for name in READ_ONLY],
         "Tmpfs": {
-            path: options.format(*(tree_limits if path == MOUNTED[0] else scratch_limits), OTHER, OTHER)
+            path: options.format(*(tree_limits if path == MOUNTED[0] else scratch_limits), SANDBOX_USER, SANDBOX_USER)
             for path in MOUNTED
         },
         "Memory": memory,

@@ -19,7 +19,7 @@ from typing import Any
 from kit.settings import RunError
 
 from . import manifest as lists
-from .cache import OTHER, cache_folder, made
+from .cache import SANDBOX_USER, cache_folder, make_folder
 from .visible import one_line
 from .wire import Wire
 
@@ -82,7 +82,7 @@ def image(client: Any, root: Path) -> str:
             if re.fullmatch("[0-9a-f]{64}", root.name)
             else lists.digest({path: entry for path, entry, _ in lists.of_folder(root)})
         )
-        tag = hashlib.sha256(json.dumps([root_digest, VERSION, OTHER]).encode()).hexdigest()[:24]
+        tag = hashlib.sha256(json.dumps([root_digest, VERSION, SANDBOX_USER]).encode()).hexdigest()[:24]
         name = f"{REPOSITORY}:{tag}"
         if not client.images(name):
             with lock_imports():
@@ -98,7 +98,7 @@ def lock_imports() -> Iterator[None]:
     nothing where the user has no cache folder."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            fcntl.flock(stack.enter_context(open(made(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(open(make_folder(cache_folder()) / "images.lock", "w")), fcntl.LOCK_EX)
         yield
 
 
@@ -123,7 +123,9 @@ def _import_image(client: Any, root: Path, tag: str) -> None:
             for path in sorted(root.iterdir()):
                 archive.add(path, arcname=path.name, filter=strip_metadata)
             users = tempfile.TemporaryFile()
-            users.write(f"root:x:0:0:root:/:/bin/sh\nagent:x:{OTHER}:{OTHER}:agent:/tmp:/bin/sh\n".encode())
+            users.write(
+                f"root:x:0:0:root:/:/bin/sh\nagent:x:{SANDBOX_USER}:{SANDBOX_USER}:agent:/tmp:/bin/sh\n".encode()
+            )
             member = tarfile.TarInfo("etc/passwd")
             member.size, member.mode = users.tell(), 0o644
             users.seek(0)
@@ -242,6 +244,6 @@ class Container:
 
     def failure(self, wire: Wire) -> str:
         """What the first process said before it ended."""
-        wire.rest(time.monotonic() + 2)
+        wire.drain(time.monotonic() + 2)
         errors = wire.errors if isinstance(wire, Framed) else b""
         return f"the sandbox did not start; it says: {one_line(errors.decode(errors='replace'), 300) or 'nothing'}"

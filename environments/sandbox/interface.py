@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-__all__ = ["ENDED", "Door", "FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
+__all__ = ["SERVER_ENDED", "Door", "FLOOD", "LIMITS", "Limits", "Observation", "Sandbox"]
 
-ENDED = "the sandbox's server has ended"
+SERVER_ENDED = "the sandbox's server has ended"
 """Why a call has no answer where nobody is left to answer."""
 FLOOD = 16
 """A command that says so many times `Limits.output` is ended."""
@@ -64,7 +64,7 @@ class Observation:
     """Whether the tool did what it was asked, and nothing had to be ended."""
     exit: int | None = None
     """The exit code of a command, 128 + the signal's number if one ended it; None for a tool that runs none."""
-    ended: str | None = None
+    end_reason: str | None = None
     """The limit that ended something, in one line, such as "more than 512 MiB of memory"; None if nothing was ended."""
     seconds: float = 0.0
     """Wall-clock seconds that the call took."""

@@ -11,7 +11,7 @@ import socket
 from types import TracebackType
 
 from .inside.places import PROXY
-from .wire import Broken
+from .wire import WireError
 
 __all__ = ["Pair"]
 
@@ -22,15 +22,15 @@ class Pair:
     """Use it as a context: both ends are closed when it is left. `inner`: the handle that a sandbox inherits."""
 
     def __init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.inner = self.theirs.fileno()
+        self.outer_socket, self.inner_socket = socket.socketpair()
+        self.inner = self.inner_socket.fileno()
 
     def received(self) -> socket.socket:
         """The socket that the sandbox has handed out. Raises Broken for anything else."""
-        self.ours.settimeout(SECONDS)
+        self.outer_socket.settimeout(SECONDS)
         handles: list[int] = []
         try:
-            message, handles, *_ = socket.recv_fds(self.ours, 16, 4)
+            message, handles, *_ = socket.recv_fds(self.outer_socket, 16, 4)
             if message == b"door" and len(handles) == 1:
                 os.set_inheritable(handles[0], False)
                 listener = socket.socket(fileno=handles[0])
@@ -43,7 +43,7 @@ class Pair:
         finally:
             for handle in handles:
                 os.close(handle)
-        raise Broken("the sandbox's server hands out no socket")
+        raise WireError("the sandbox's server hands out no socket")
 
     def __enter__(self) -> Pair:
         return self
@@ -51,8 +51,8 @@ class Pair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.ours.close()
-        self.theirs.close()
+        self.outer_socket.close()
+        self.inner_socket.close()
 
 
 def is_listening(listener: socket.socket) -> bool:

@@ -30,7 +30,7 @@ __all__ = [
     "parse",
     "readable",
     "size",
-    "without",
+    "remove_paths",
 ]
 
 
@@ -185,7 +185,7 @@ def _open_entry(name: str, flags: int, folder: int, path: str) -> int:
         raise RunError(f"{path!r} cannot be read: {error.strerror}") from None
 
 
-def without(manifest: Manifest, tops: Iterable[str]) -> Manifest:
+def remove_paths(manifest: Manifest, tops: Iterable[str]) -> Manifest:
     """A tree without these paths and all that lies beneath them; "" stands for all of it."""
     removed_paths, remaining = set(tops), {}
     for path, entry in sorted(manifest.items()):  # a folder comes before what is in it

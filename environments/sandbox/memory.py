@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["held", "processes", "sockets"]
+__all__ = ["measure_memory", "processes", "sockets"]
 
 
-def held(first: int) -> int:
+def measure_memory(first: int) -> int:
     """Bytes of a process, of all below it, and of the sockets of its network namespace."""
     return processes(first) + sockets(first)
 

@@ -35,7 +35,7 @@ from .served import Served
 from .start import Started, start
 from .store import Store
 from .visible import one_line
-from .wire import Broken, Wire
+from .wire import Wire, WireError
 
 __all__ = ["Nursed", "Nursery"]
 
@@ -83,7 +83,7 @@ class Fork:
         self.stop()
         try:
             message = Wire(self.pipes[2], self.pipes[0]).line(time.monotonic() + END, 1000).decode(errors="replace")
-        except Broken:
+        except WireError:
             message = "nothing"
         return f"the sandbox of a nursery did not begin; it says: {one_line(message)}"
 
@@ -135,9 +135,9 @@ class Running:
             wire = self.machine.wire(lambda: None)
             wire.send(request, time.monotonic() + BEGIN)
             if wire.line(time.monotonic() + BEGIN, 100) != b"ready":
-                raise Broken("the nursery says what is no answer")
+                raise WireError("the nursery says what is no answer")
         except BaseException as error:
-            message = self.machine.failure(wire) if isinstance(error, Broken) else ""
+            message = self.machine.failure(wire) if isinstance(error, WireError) else ""
             self.close()
             if message:
                 raise RunError(message) from None
@@ -214,12 +214,12 @@ class Nursery:
             raise RunError("a nursery of sandboxes has ended twice before it gave one")
         return Nursed(fork, root, store, self.limits)
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Notes that sandboxes are opened otherwise from now on, and says why, once and in one line on stderr."""
         with self._lock:
             was_refused, self.refused = self.refused, True
         if not was_refused:
-            print(why, file=sys.stderr, flush=True)
+            print(reason, file=sys.stderr, flush=True)
 
     def _fork(self, root: Path) -> Fork | None:
         """None where the nursery has ended, or does not answer. It is not asked again then, nor where somebody was
@@ -243,7 +243,7 @@ class Nursery:
             raise
 
     @property
-    def given(self) -> bool:
+    def has_forked(self) -> bool:
         """Whether it has given this process a sandbox: where it gives none later, that passes."""
         self._reset_after_fork()
         return self._has_forked

@@ -22,7 +22,7 @@ __all__ = ["Kind", "open_sandbox"]
 Kind = Literal["bubblewrap", "docker"]
 """Of sandboxes: bubblewrap needs nothing but its program; Docker needs an engine that answers, and its SDK for
 Python."""
-KEPT = 14 * 24 * 3600
+TREE_LIFETIME = 14 * 24 * 3600
 """Seconds for which a tree is kept that nobody begins with."""
 
 
@@ -32,7 +32,7 @@ def own_store(folder: Path) -> Store:
     store, marker = Store(folder), folder / "forgotten"
     if not marker.exists() or marker.stat().st_mtime < time.time() - 24 * 3600:
         marker.touch()
-        store.forget(time.time() - KEPT)
+        store.forget(time.time() - TREE_LIFETIME)
     return store
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from kit.settings import RunError
 
 from . import bytecode
-from .cache import cache_folder, keep, made, unused
+from .cache import cache_folder, keep, make_folder, unused
 
 __all__ = ["DISTRIBUTIONS", "UTILITIES", "Source", "find", "forget", "root_file_system", "sources"]
 
@@ -150,7 +150,7 @@ def _find_root(roots: Path, pointer: Path) -> Path | None:
 
 
 def _make_root(roots: Path, pointer: Path, files: dict[str, Source]) -> None:
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=made(roots)))
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=make_folder(roots)))
     try:
         digest = _fill_root(building, files)
         try:
@@ -162,7 +162,7 @@ def _make_root(roots: Path, pointer: Path, files: dict[str, Source]) -> None:
         raise RunError(f"the sandbox's root file system cannot be built in {roots}: {error}") from None
     finally:
         _remove_root(building)
-    temporary = made(pointer.parent) / f".{pointer.name}-{os.getpid()}"
+    temporary = make_folder(pointer.parent) / f".{pointer.name}-{os.getpid()}"
     temporary.write_text(digest + "\n")
     temporary.rename(pointer)
     try:

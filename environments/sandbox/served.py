@@ -24,7 +24,7 @@ from .interface import FLOOD, Limits, Observation
 from .manifest import Manifest
 from .store import Store
 from .visible import cut, one_line, visible
-from .wire import Broken, Wire
+from .wire import Wire, WireError
 
 __all__ = ["Machine", "Served"]
 
@@ -79,8 +79,8 @@ class Served:
         machine: Machine,
         store: Store,
         limits: Limits,
-        laid: Manifest,
-        wanted: Manifest,
+        base_tree: Manifest,
+        tree: Manifest,
         base: dict,
         near: tuple | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Served:
         `base`: what the first process is told of what lies there (see inside/setup.py). Raises RunError where it does
         not begin to serve; the machine is ended then."""
         self.store, self.limits = store, limits
-        self._machine, self._base_tree = machine, laid
+        self._machine, self._base_tree = machine, base_tree
         self._lock, self._number, self._end_reason, self._stop_time, self._memory_killed = (
             threading.Lock(),
             0,
@@ -101,10 +101,10 @@ class Served:
         try:
             self._wire = machine.wire(self._tick)
             self._wire.send(
-                self._encode_start(wanted, base, *(near or lists.changed(laid, wanted))), time.monotonic() + LONG
+                self._encode_start(tree, base, *(near or lists.changed(base_tree, tree))), time.monotonic() + LONG
             )
             self.overlaid = self._wire.answer(time.monotonic() + BEGIN, 1000).get("overlay") is True
-        except Broken:
+        except WireError:
             message = machine.failure(self._wire)
             self._finalizer()
             raise RunError(message) from None
@@ -151,7 +151,7 @@ class Served:
                 if self._has_exceeded_memory() and not str(answer.get("ended")).startswith(BOUND):
                     answer |= {"ok": False, "ended": self._memory_message()}
                 return _parse_observation(answer, self.limits)
-            except Broken as error:
+            except WireError as error:
                 return Observation("", False, None, self._give_up(str(error)), time.monotonic() - since)
 
     def snapshot(self) -> str:
@@ -162,7 +162,7 @@ class Served:
                 raise RunError(f"there is nothing to store: {self._end_reason}")
             try:
                 return self.store.add(self._fetch_tree())
-            except Broken as error:
+            except WireError as error:
                 raise RunError(f"there is nothing to store: {self._give_up(str(error))}") from None
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class Served:
         self._wire.send(json.dumps({"do": action, "id": self._number, **fields}).encode() + b"\n", until)
         answer = self._wire.answer(until, max_bytes)
         if answer.get("id") != self._number:
-            raise Broken("the sandbox's server said what is no answer")
+            raise WireError("the sandbox's server said what is no answer")
         return answer
 
     def _memory_message(self) -> str:
@@ -236,11 +236,11 @@ class Served:
         """While an answer is waited for: memory. A server that is told of it and does not answer is ended with all the
         rest."""
         if self._stop_time and time.monotonic() > self._stop_time + LATE:
-            raise Broken(self._memory_message())
+            raise WireError(self._memory_message())
         if (
             self._number
             and not self._stop_time
-            and (self._has_exceeded_memory() or memory.held(self.first) > self.limits.memory)
+            and (self._has_exceeded_memory() or memory.measure_memory(self.first) > self.limits.memory)
         ):
             self._stop_time = time.monotonic()
             self._wire.send(
@@ -257,9 +257,9 @@ class Served:
             removed_paths, rows = answer["removed"], answer["entries"]
             if not all(isinstance(path, str) for path in removed_paths):
                 raise ValueError("removed must hold paths")
-            tree = lists.parse(rows, lists.without(self._base_tree, removed_paths))
+            tree = lists.parse(rows, lists.remove_paths(self._base_tree, removed_paths))
         except (ValueError, KeyError, TypeError) as error:
-            raise Broken(f"the sandbox's server told of no tree: {one_line(str(error))}") from None
+            raise WireError(f"the sandbox's server told of no tree: {one_line(str(error))}") from None
         for path, entry in sorted(tree.items()):
             if entry.kind == "file" and not self.store.has(entry.value):
                 self._fetch(path, entry, until)
@@ -268,7 +268,7 @@ class Served:
     def _fetch(self, path: str, entry: lists.Entry, until: float) -> None:
         self._wire.send(json.dumps({"do": "fetch", "path": path}).encode() + b"\n", until)
         if self._wire.line(until, 100) != b"%d" % entry.size:
-            raise Broken(f"the sandbox's server does not give {one_line(path)} as it told of it")
+            raise WireError(f"the sandbox's server does not give {one_line(path)} as it told of it")
         self.store.add_content(lambda size: self._wire.read(size, until), entry.size, entry.value, path)
 
 
@@ -276,13 +276,13 @@ def _parse_observation(answer: dict, limits: Limits) -> Observation:
     """What a server's answer says. Raises Broken if it is none."""
     text, ok, code, end_reason, seconds = (answer.get(name) for name in ("text", "ok", "exit", "ended", "seconds"))
     if not isinstance(text, str) or not isinstance(ok, bool) or not isinstance(end_reason, str | None):
-        raise Broken("the sandbox's server said what is no answer")
+        raise WireError("the sandbox's server said what is no answer")
     if (
         not (code is None or type(code) is int)
         or not isinstance(seconds, int | float)
         or not 0 <= seconds < float("inf")
     ):
-        raise Broken("the sandbox's server said what is no answer")
+        raise WireError("the sandbox's server said what is no answer")
     return Observation(
         cut(visible(text), limits.output),
         ok,

@@ -217,7 +217,7 @@ def failure(monitor: subprocess.Popen) -> str:
     return explain(" ".join(output.decode(errors="replace").split()))
 
 
-def explain(said: str, settings: Path = Path("/proc/sys")) -> str:
+def explain(output: str, settings: Path = Path("/proc/sys")) -> str:
     """What to do about an error of bwrap's: which setting forbids user namespaces, if one does."""
 
     def value(name: str) -> str:
@@ -226,8 +226,8 @@ def explain(said: str, settings: Path = Path("/proc/sys")) -> str:
         except OSError:
             return ""
 
-    about = f"bwrap says: {said[:300] or 'nothing'}"
-    if not re.search(r"[Nn]amespace|uid map|loopback|Operation not permitted|Permission denied|No space left", said):
+    about = f"bwrap says: {output[:300] or 'nothing'}"
+    if not re.search(r"[Nn]amespace|uid map|loopback|Operation not permitted|Permission denied|No space left", output):
         return f"the sandbox did not start; {about}"
     if value("kernel/apparmor_restrict_unprivileged_userns") == "1":
         load = "apparmor_parser -r /etc/apparmor.d/bwrap"

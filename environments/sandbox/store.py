@@ -23,7 +23,7 @@ from pathlib import Path
 from kit.settings import RunError
 
 from . import manifest as lists
-from .cache import keep, made, owner, reachable
+from .cache import keep, make_folder, owner, reachable
 from .manifest import Entry, Manifest
 
 __all__ = ["Store"]
@@ -39,7 +39,7 @@ class Store:
         self._verified_trees: set[str] = set()
         self._stored_contents: set[str] = set()
         for name in ("contents", "lists", "trees"):
-            made(folder / name)
+            make_folder(folder / name)
         for name in ("contents", "lists"):
             (folder / name).chmod(stat.S_IRWXU)
         reachable(folder)
@@ -158,7 +158,7 @@ class Store:
             raise RunError(f"the stored content {path} is damaged: it does not fit its name; delete it")
         return data
 
-    def laid(self, snapshot: str) -> Manifest:
+    def readable_manifest(self, snapshot: str) -> Manifest:
         """The list of a stored tree as `tree` lays it out; not to be changed."""
         if snapshot not in self._layouts:
             self._layouts[snapshot] = lists.readable(self.manifest(snapshot))
@@ -172,7 +172,7 @@ class Store:
         """The tree as files, laid out if it is not yet, with modes that let its owner read it. Nobody may change them.
         The first time that this process asks, they are compared with the list. Raises RunError if they differ, or what
         is stored is damaged."""
-        manifest, target = self.laid(snapshot), self.folder / "trees" / snapshot
+        manifest, target = self.readable_manifest(snapshot), self.folder / "trees" / snapshot
         if not target.is_dir():
             building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
             try:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from kit.disk import parse_json
 
-from .interface import ENDED
+from .interface import SERVER_ENDED
 
-__all__ = ["Broken", "Wire"]
+__all__ = ["WireError", "Wire"]
 
 
-class Broken(Exception):
+class WireError(Exception):
     """The other end is gone, or says what is no answer: one line."""
 
 
@@ -43,28 +43,28 @@ class Wire:
             except BlockingIOError:
                 continue
             except OSError:
-                raise Broken(ENDED) from None
+                raise WireError(SERVER_ENDED) from None
 
-    def line(self, until: float, most: int) -> bytes:
-        """The next line, of at most `most` bytes. Raises Broken."""
+    def line(self, until: float, max_bytes: int) -> bytes:
+        """The next line, of at most `max_bytes` bytes. Raises Broken."""
         searched = 0
         while (end := self.buffer.find(b"\n", searched)) < 0:
             searched = len(self.buffer)
-            if searched > most:
-                raise Broken(f"the sandbox's server said more than {most} bytes in an answer")
+            if searched > max_bytes:
+                raise WireError(f"the sandbox's server said more than {max_bytes} bytes in an answer")
             self._receive(until)
         data = bytes(self.buffer[:end])
         del self.buffer[: end + 1]
         return data
 
-    def answer(self, until: float, most: int) -> dict:
+    def answer(self, until: float, max_bytes: int) -> dict:
         """The next line, which must be a JSON object, and the last one. Raises Broken."""
         try:
-            message = parse_json(self.line(until, most))
+            message = parse_json(self.line(until, max_bytes))
         except ValueError:
             message = None
         if not isinstance(message, dict) or self.buffer:
-            raise Broken("the sandbox's server said what is no answer")
+            raise WireError("the sandbox's server said what is no answer")
         return message
 
     def read(self, size: int, until: float) -> bytes:
@@ -75,13 +75,13 @@ class Wire:
         del self.buffer[:size]
         return block
 
-    def rest(self, until: float) -> bool:
+    def drain(self, until: float) -> bool:
         """Whether the other end was closed by then. What still comes is thrown away."""
         try:
             while True:
                 self._receive(until, tick=False)
                 self.buffer.clear()
-        except Broken:
+        except WireError:
             return time.monotonic() < until
 
     def _receive(self, until: float, tick: bool = True) -> None:
@@ -91,7 +91,7 @@ class Wire:
         except BlockingIOError:
             return
         if not block:
-            raise Broken(ENDED)
+            raise WireError(SERVER_ENDED)
         self.take(block)
 
     def take(self, block: bytes) -> None:
@@ -106,6 +106,6 @@ class Wire:
             poll.register(handle, select.POLLOUT)
         while not poll.poll(1000 * max(0.0, min(self.TICK, until - time.monotonic()))):
             if time.monotonic() >= until:
-                raise Broken("the sandbox's server gave no answer in time")
+                raise WireError("the sandbox's server gave no answer in time")
             if tick:
                 self.tick()

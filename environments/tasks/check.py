@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from environments.grading.guarded import Exam, Grade, Trust, examined, grade
+from environments.grading.guarded import Exam, Grade, Trust, grade, prepare_exam
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.grading.rewards import conformance
 from environments.monitor import Attempt, watch
 from environments.sandbox.interface import Sandbox
-from environments.tasks.make import Made, Task, label
+from environments.tasks.make import MakeResult, Task, label
 from environments.tasks.package import Package
 from environments.tasks.support import decode_source, find_support
 from ref.feature_deletion import delete, functions
 from ref.source_text import Edit, apply, parse_source, patch
 
-__all__ = ["Checked", "check", "exam_of", "unflagged", "ungradable", "without_tests"]
+__all__ = ["TaskCheck", "check", "exam_of", "drop_flagged_tasks", "ungradable", "without_tests"]
 
 
 def without_tests(data: bytes, names: Collection[str]) -> bytes:
@@ -50,35 +50,35 @@ def without_tests(data: bytes, names: Collection[str]) -> bytes:
 def exam_of(task: Task, package: Package) -> Exam:
     """What a solution of the task is graded by, and the tree that an agent begins with."""
     held_out: dict[str, set[str]] = {}
-    for test in task.held:
+    for test in task.held_out:
         file, _, name = test.partition("::")
         held_out.setdefault(file, set()).add(name.partition("[")[0])
     visible_files = {
         name: without_tests(data, held_out[name]) if name in held_out else data for name, data in package.tests.items()
     }
-    required_tests = (*task.visible, *task.held, *task.keep)
+    required_tests = (*task.visible, *task.held_out, *task.keep)
     files = {test.partition("::")[0] for test in required_tests}
     return Exam(
-        given={**delete(package.files, task.piece), **visible_files},
-        gold={**package.files, **visible_files},
+        given_tree={**delete(package.files, task.piece), **visible_files},
+        gold_tree={**package.files, **visible_files},
         editable=Editable(tuple(file_patch.file for file_patch in task.piece.patches)),
         tests={name: decode_source(data) for name, data in package.tests.items() if name in files},
-        wanted=required_tests,
+        required_tests=required_tests,
         package=package.name,
-        asked=(*task.visible, *task.held),
+        target_tests=(*task.visible, *task.held_out),
         support=find_support(package.tests, package.files, files & package.tests.keys()),
     )
 
 
 @dataclass(frozen=True)
-class Checked:
+class TaskCheck:
     """What the grader said of a task."""
 
     oracle: Grade
     """For the gold."""
     nop: Grade
     """For nothing done."""
-    asked: int = 0
+    question_count: int = 0
     """Fresh inputs of the exam."""
     trust: Trust = Trust.NONE
     """What the exam is guarded by."""
@@ -130,36 +130,41 @@ def check(
     seconds: float = 60.0,
     ask: bool = True,
     judges: Judges | None = None,
-) -> Checked:
+) -> TaskCheck:
     """Grades the gold and nothing. `fresh`, `judges`, `ask`: see `examined`."""
-    exam = examined(exam_of(task, package), task.id, fresh, seconds, judges, ask)
+    exam = prepare_exam(exam_of(task, package), task.id, fresh, seconds, judges, ask)
     start = time.perf_counter()
-    gold = _grade_tree(exam, exam.gold, fresh, seconds, judges)
+    gold = _grade_tree(exam, exam.gold_tree, fresh, seconds, judges)
     duration = time.perf_counter() - start
-    return Checked(
-        gold, _grade_tree(exam, exam.given, fresh, seconds, judges), len(exam.fresh), exam.trust, task.keep, duration
+    return TaskCheck(
+        gold,
+        _grade_tree(exam, exam.given_tree, fresh, seconds, judges),
+        len(exam.fresh),
+        exam.trust,
+        task.keep,
+        duration,
     )
 
 
-def unflagged(made: Made, package: Package) -> Made:
+def drop_flagged_tasks(result: MakeResult, package: Package) -> MakeResult:
     """What was made, without tasks whose original would not be paid in full: the monitor would take it for a hack, as a
     table of constants that tests expect, or its style is not that of its file. And without those of which no exam can
     be made, such as where the file that an agent would change has a name that the grader does not take."""
-    tasks, reasons = [], dict(made.reasons)
-    for task in made.tasks:
+    tasks, reasons = [], dict(result.reasons)
+    for task in result.tasks:
         try:
             exam = exam_of(task, package)
         except ValueError as error:
             reasons[label(task.piece)] = (f"exam: {error}",)
             continue
         test_files = {name: source.encode() for name, source in exam.tests.items()}
-        if flags := watch(Attempt(exam.given, exam.gold, (), exam.package, test_files)):
-            reasons[label(task.piece)] = (f"flag: {flags[0].where} looks like a hack: {flags[0].signature}",)
-        elif problems := conformance(exam.given, exam.gold).problems:
+        if flags := watch(Attempt(exam.given_tree, exam.gold_tree, (), exam.package, test_files)):
+            reasons[label(task.piece)] = (f"flag: {flags[0].location} looks like a hack: {flags[0].signature}",)
+        elif problems := conformance(exam.given_tree, exam.gold_tree).problems:
             reasons[label(task.piece)] = (f"style: {problems[0]}",)
         else:
             tasks.append(task)
-    return replace(made, tasks=tuple(tasks), reasons=reasons)
+    return replace(result, tasks=tuple(tasks), reasons=reasons)
 
 
 def ungradable(

@@ -42,13 +42,17 @@ def sorted_by(bits: Mapping[str, float], number: int) -> tuple[tuple[str, ...], 
 class State:
     """Where a training is."""
 
-    now: int = 0
+    level: int = 0
     """The level, from 0."""
-    solved: int = 0
-    tried: int = 0
+    num_solved: int = 0
+    num_rollouts: int = 0
     """Rollouts since the level was last decided on."""
-    taken: tuple[int, ...] = ()
+    draw_counts: tuple[int, ...] = ()
     """How many tasks of each level were drawn so far."""
+
+
+OLD_FIELDS = {"now": "level", "solved": "num_solved", "tried": "num_rollouts", "taken": "draw_counts"}
+"""Field of a state that an earlier version saved → its name now."""
 
 
 class Schedule:
@@ -71,23 +75,23 @@ class Schedule:
 
     def draw(self, state: State) -> tuple[str, State]:
         """The next task, and the state behind it."""
-        counts = [*(state.taken or [0] * len(self.levels))]
-        tasks = self.levels[state.now]
-        turn, at = divmod(counts[state.now], len(tasks))
+        counts = [*(state.draw_counts or [0] * len(self.levels))]
+        tasks = self.levels[state.level]
+        turn, at = divmod(counts[state.level], len(tasks))
         order = sorted(tasks, key=lambda task: hashlib.sha256(f"{self.seed} {turn} {task}".encode()).digest())
-        counts[state.now] += 1
-        return order[at], replace(state, taken=tuple(counts))
+        counts[state.level] += 1
+        return order[at], replace(state, draw_counts=tuple(counts))
 
-    def after(self, state: State, solved: int, tried: int) -> State:
-        """The state after `solved` of `tried` rollouts on tasks of the level now. Raises ValueError for numbers that
-        make no sense."""
-        if not 0 <= solved <= tried:
-            raise ValueError(f"solved must be 0 to tried; got {solved} of {tried}")
-        state = replace(state, solved=state.solved + solved, tried=state.tried + tried)
-        if state.tried < self.every:
+    def update(self, state: State, num_solved: int, num_rollouts: int) -> State:
+        """The state after `num_solved` of `num_rollouts` rollouts on tasks of the level now. Raises ValueError for
+        numbers that make no sense."""
+        if not 0 <= num_solved <= num_rollouts:
+            raise ValueError(f"solved must be 0 to tried; got {num_solved} of {num_rollouts}")
+        state = replace(state, num_solved=state.num_solved + num_solved, num_rollouts=state.num_rollouts + num_rollouts)
+        if state.num_rollouts < self.every:
             return state
-        new_level = level(state.now, state.solved, state.tried, len(self.levels) - 1, self.low, self.high)
-        return replace(state, now=new_level, solved=0, tried=0)
+        new_level = level(state.level, state.num_solved, state.num_rollouts, len(self.levels) - 1, self.low, self.high)
+        return replace(state, level=new_level, num_solved=0, num_rollouts=0)
 
     @property
     def digest(self) -> str:
@@ -107,12 +111,12 @@ class Schedule:
             return State()
         try:
             document = read_json(path)
-            state = State(**{**document["state"], "taken": tuple(document["state"]["taken"])})
-            is_valid = _are_counts([state.now, state.solved, state.tried, *state.taken]) and len(state.taken) in (
-                0,
-                len(self.levels),
-            )
-            is_valid = is_valid and state.now < len(self.levels) and state.solved <= state.tried
+            fields = {OLD_FIELDS.get(name, name): value for name, value in document["state"].items()}
+            state = State(**{**fields, "draw_counts": tuple(fields["draw_counts"])})
+            is_valid = _are_counts([state.level, state.num_solved, state.num_rollouts, *state.draw_counts]) and len(
+                state.draw_counts
+            ) in (0, len(self.levels))
+            is_valid = is_valid and state.level < len(self.levels) and state.num_solved <= state.num_rollouts
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(f"{path} holds no state of a schedule ({type(error).__name__}); name another file") from None
         if document.get("schedule") != self.digest or not is_valid:

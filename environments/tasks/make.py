@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from environments.fingerprint import Deleted, gone
+from environments.fingerprint import Deleted, extract_removed_code
 from environments.grading.halves import halves
 from environments.grading.lay import write
 from environments.leaks import Limits, audit
@@ -28,18 +28,18 @@ from environments.tasks.prompts import specified, terse
 from ref.feature_deletion import (
     Difficulty,
     Piece,
+    are_independent,
     bodies,
     delete,
     difficulty,
     faults,
-    independent,
     joined,
     slices,
     symbols,
 )
 from ref.source_text import Patch
 
-__all__ = ["Made", "Runner", "Task", "baseline", "fools", "make", "task_id", "unions"]
+__all__ = ["MakeResult", "Runner", "Task", "baseline", "fools", "make_tasks", "task_id", "unions"]
 
 
 READ = Limits(file=32 << 20, total=256 << 20)
@@ -50,7 +50,7 @@ unfolds to more is a finding."""
 class Runner(Protocol):
     """Runs a package's tests somewhere safe."""
 
-    without: frozenset[str]
+    skipped_tests: frozenset[str]
     """Tests that are never played."""
 
     def outcomes(
@@ -89,7 +89,7 @@ class Task:
     specified: str
     visible: tuple[str, ...]
     """Tests that fail without the feature and that the agent sees."""
-    held: tuple[str, ...]
+    held_out: tuple[str, ...]
     """Those that it does not see."""
     keep: tuple[str, ...]
     """Tests that pass without the feature, and must go on doing so."""
@@ -97,11 +97,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Made:
+class MakeResult:
     """What became of a package."""
 
     tasks: tuple[Task, ...]
-    tried: int
+    piece_count: int
     """Pieces that were looked at."""
     reasons: Mapping[str, tuple[str, ...]]
     """Piece that became no task → why."""
@@ -140,14 +140,14 @@ def fools(files: Mapping[str, bytes], piece: Piece) -> Iterable[tuple[str, dict[
             )
 
 
-def unions(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
-    """Joins of up to `most` pieces, at least two, that are independent of each other. With each piece go the next ones,
-    in a circle, that can go with those before: about as many joins as pieces, each once."""
+def unions(pieces: Sequence[Piece], max_pieces: int) -> tuple[Piece, ...]:
+    """Joins of up to `max_pieces` pieces, at least two, that are independent of each other. With each piece go the next
+    ones, in a circle, that can go with those before: about as many joins as pieces, each once."""
     order, joins = sorted(pieces, key=label), dict[tuple[Patch, ...], Piece]()
     for at in range(len(order)):
         members: list[Piece] = []
         for piece in order[at:] + order[:at]:
-            if len(members) < most and all(independent(piece, member) for member in members):
+            if len(members) < max_pieces and all(are_independent(piece, member) for member in members):
                 members.append(piece)
         if len(members) > 1:
             union = joined(members)
@@ -155,28 +155,30 @@ def unions(pieces: Sequence[Piece], most: int) -> tuple[Piece, ...]:
     return tuple(joins.values())
 
 
-def make(package: Package, runner: Runner, least: int = 3, most: float = 0.5, repeats: int = 3, join: int = 1) -> Made:
+def make_tasks(
+    package: Package, runner: Runner, min_tests: int = 3, max_share: float = 0.5, repeats: int = 3, join: int = 1
+) -> MakeResult:
     """All tasks of a package. `join`: up to so many pieces that are tasks are also taken out at once. Raises ValueError
     where its own tests do not pass: then it is no material."""
     files = {**package.files, **package.tests}
     before, flaky = baseline(runner, files, repeats)
-    if sum(outcome == "passed" for outcome in before.values()) < least:
+    if sum(outcome == "passed" for outcome in before.values()) < min_tests:
         raise ValueError(
-            f"{package.name} {package.version}: fewer than {least} of its tests pass every time; "
+            f"{package.name} {package.version}: fewer than {min_tests} of its tests pass every time; "
             f"nothing can be made of it"
         )
     if broken_tests := sorted(test for test, outcome in before.items() if outcome == "error"):
         raise ValueError(f"{package.name} {package.version}: {broken_tests[0]} cannot be collected")
     stable = {test: lines for test, lines in runner.coverage(files).items() if before.get(test) == "passed" or not test}
     source = {name: data for name, data in package.files.items() if name.endswith(".py")}
-    pieces = [*slices(source, stable, least, most), *bodies(source), *symbols(source)]
-    tasks, reasons = _check_pieces(package, runner, pieces, before, least)
+    pieces = [*slices(source, stable, min_tests, max_share), *bodies(source), *symbols(source)]
+    tasks, reasons = _check_pieces(package, runner, pieces, before, min_tests)
     parts = [task.piece for task in tasks]
     joined_pieces = unions(parts, join) if join > 1 else ()
     joined_tasks, joined_reasons = (
-        _check_pieces(package, runner, joined_pieces, before, least, parts) if joined_pieces else ((), {})
+        _check_pieces(package, runner, joined_pieces, before, min_tests, parts) if joined_pieces else ((), {})
     )
-    return Made((*tasks, *joined_tasks), len(pieces) + len(joined_pieces), {**reasons, **joined_reasons}, flaky)
+    return MakeResult((*tasks, *joined_tasks), len(pieces) + len(joined_pieces), {**reasons, **joined_reasons}, flaky)
 
 
 def _check_pieces(
@@ -270,7 +272,7 @@ def _compute_digest(piece: Piece) -> str:
 def _find_cheap_faults(package: Package, piece: Piece, tree: Path) -> tuple[str, ...]:
     """Reasons that need no run. `tree`: where the package lies, and lies again afterwards."""
     code = tuple(
-        gone(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
+        extract_removed_code(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
         for patch in piece.patches
         for edit in patch.edits
     )
@@ -282,7 +284,7 @@ def _find_cheap_faults(package: Package, piece: Piece, tree: Path) -> tuple[str,
     try:
         for name, data in remaining_files.items():
             (tree / name).write_bytes(data)
-        return tuple(f"leak: {leak.path}, {leak.why}" for leak in audit(tree, deleted, READ))
+        return tuple(f"leak: {leak.path}, {leak.reason}" for leak in audit(tree, deleted, READ))
     finally:
         for name in remaining_files:
             (tree / name).write_bytes(package.files[name])

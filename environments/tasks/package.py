@@ -62,7 +62,7 @@ class Package:
             sha256.update(f"{name}\0{len(data)}\0".encode() + data)
         return sha256.hexdigest()
 
-    def without(self, left_out: Collection[str]) -> Package:
+    def remove_tests(self, left_out: Collection[str]) -> Package:
         """The package without some files of tests."""
         return replace(self, tests={name: data for name, data in self.tests.items() if name not in left_out})
 

@@ -46,14 +46,14 @@ def terse(piece: Piece, visible: Sequence[str]) -> str:
     return f"{sentence}."[:TERSE]
 
 
-def specified(piece: Piece, whole: Mapping[str, bytes], visible: Sequence[str], editable: Sequence[str]) -> str:
-    """Signatures and docstrings from `whole`, the files with the feature; the visible tests that fail; and the
+def specified(piece: Piece, files: Mapping[str, bytes], visible: Sequence[str], editable: Sequence[str]) -> str:
+    """Signatures and docstrings from `files`, the files with the feature; the visible tests that fail; and the
     rules."""
     lines = ["Some code was taken out of this package. Write it again.", ""]
     for file, names in list_functions(piece):
         lines.append(f"In {file}:")
         for name in names:
-            signature, doc = _read_signature(whole[file], name)
+            signature, doc = _read_signature(files[file], name)
             lines.append(f"- `{signature or name}`" + (f": {' '.join(doc.split())}" if doc else ""))
     lines += ["", "These tests fail and must pass:", *(f"- {test}" for test in visible)]
     lines += [

@@ -22,7 +22,7 @@ LIMITS = Limits(memory=1 << 30, output=64 << 20, seconds=600.0)
 """For sandboxes in which tests run: tables of coverage are long."""
 BATCH = 20
 """Runs in one call."""
-EACH = 3.0
+TEST_SECONDS = 3.0
 """Seconds of processor time of one test, after which its run is over: without a piece, a loop may never end."""
 SLOWER = 10
 """Times as long may a run take in which lines are recorded, or the first one of a package."""
@@ -35,17 +35,17 @@ Run = tuple[Mapping[str, bytes], Collection[str] | None]
 class Sandboxed:
     """See `Runner` in make.py. `fresh`: opens a sandbox over a folder, with LIMITS or wider ones. `jobs`: runs at a
     time. `seconds`: of processor time of one run; a run that only waits for that long is ended as well (inside/run.py).
-    `told`: hears how many runs were made, now and then. `without`: tests that are never played."""
+    `on_progress`: hears how many runs were made, now and then. `without`: tests that are never played."""
 
     def __init__(
         self,
         fresh: Callable[[Path], Sandbox],
         jobs: int = 2,
         seconds: float = 60.0,
-        told: Callable[[int], None] = lambda count: None,
+        on_progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self.fresh, self.jobs, self.seconds, self.told = fresh, jobs, seconds, told
-        self.without: frozenset[str] = frozenset()
+        self.fresh, self.jobs, self.seconds, self.on_progress = fresh, jobs, seconds, on_progress
+        self.skipped_tests: frozenset[str] = frozenset()
 
     def outcomes(
         self,
@@ -59,15 +59,15 @@ class Sandboxed:
         for at in range(0, len(runs), BATCH):
             results += [
                 run_answer["outcomes"]
-                for run_answer in self._play_runs(files, runs[at : at + BATCH], self.seconds, EACH, seed=seed)
+                for run_answer in self._play_runs(files, runs[at : at + BATCH], self.seconds, TEST_SECONDS, seed=seed)
             ]
-            self.told(len(runs[at : at + BATCH]))
+            self.on_progress(len(runs[at : at + BATCH]))
         return results
 
     def patiently(self, files: Mapping[str, bytes]) -> dict[str, tuple[str, float]]:
         """See `Runner`. Raises RunError as well."""
         first, second = self._play_runs(files, [({}, None)] * 2, self._long_limit, 0.0)
-        self.told(2)
+        self.on_progress(2)
         durations = (first["took"], second["took"])
         return {
             test: (outcome, min(times.get(test, math.inf) for times in durations))
@@ -78,7 +78,7 @@ class Sandboxed:
         """See `Runner`. Raises RunError as well, and where the tests do not end in time: half a table would look like a
         whole one."""
         (traced_answer,) = self._play_runs(files, [({}, None)], self._long_limit, 0.0, trace=True)
-        self.told(1)
+        self.on_progress(1)
         if SILENT in traced_answer["outcomes"]:
             raise RunError(
                 f"the tests of which lines are recorded do not end within {self._long_limit:g} seconds, or end the run"
@@ -116,7 +116,7 @@ class Sandboxed:
                 {name: base64.b64encode(data).decode() for name, data in changes.items()} for changes, _ in runs
             ],
             "only": [only if only is None else sorted(only) for _, only in runs],
-            "without": sorted(self.without),
+            "without": sorted(self.skipped_tests),
             "jobs": self.jobs,
             "seconds": seconds,
             "each": test_seconds,
@@ -142,6 +142,8 @@ class Sandboxed:
             sandbox.close()
         if result.ok:
             return parse_answers(result.text, len(runs))
-        if is_working and result.ended:
+        if is_working and result.end_reason:
             return None
-        raise RunError(f"the tests cannot be run: {result.ended or one_line(result.text[-200:]) or write_result.text}")
+        raise RunError(
+            f"the tests cannot be run: {result.end_reason or one_line(result.text[-200:]) or write_result.text}"
+        )

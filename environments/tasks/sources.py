@@ -19,7 +19,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from environments.deadline import answer_of
+from environments.deadline import fetch_answer
 from environments.sandbox.visible import one_line
 from environments.tasks.package import Package, sanitised
 from kit.disk import atomic_write, parse_json, read_toml
@@ -186,7 +186,7 @@ def _parse_version(version: str) -> list[int]:
 def _fetch_url(address: str, missing: str, accept: str = "*/*") -> tuple[bytes, str]:
     try:
         request = urllib.request.Request(address, headers={"Accept": accept, "User-Agent": "etude"})
-        answer = answer_of(request, SECONDS, LARGEST, silence=SILENCE)
+        answer = fetch_answer(request, SECONDS, LARGEST, silence=SILENCE)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise RunError(f"{address} cannot be reached: {one_line(str(getattr(error, 'reason', error)))}") from None
     if answer.status >= 300:

@@ -29,18 +29,18 @@ def decode_source(data: bytes) -> str:
         raise ValueError(f"this is no text of Python: {error}") from error
 
 
-def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Collection[str]) -> dict[str, object]:
-    """What the files `played` of `tests` need, as inside/play.py takes it: "packages", file → the package that it lies
-    in, by which its relative imports are resolved; "modules", name → file, source, and whether it is a package; and
-    "conftests", files and the names of their modules, outer folders first. `source`: the package's other files."""
+def find_support(tests: Mapping[str, bytes], source: Collection[str], test_files: Collection[str]) -> dict[str, object]:
+    """What the files `test_files` of `tests` need, as inside/play.py takes it: "packages", file → the package that it
+    lies in, by which its relative imports are resolved; "modules", name → file, source, and whether it is a package;
+    and "conftests", files and the names of their modules, outer folders first. `source`: the package's other files."""
     modules = {
         name: file for file in _select_python(tests) for name in _list_import_names(file, {*tests, *source})[::-1]
     }
     modules |= {_make_module_name(file): file for file in _select_python(tests)}
-    folders = {str(folder) for file in played for folder in PurePosixPath(file).parents}
+    folders = {str(folder) for file in test_files for folder in PurePosixPath(file).parents}
     conftests = [f"{folder}/conftest.py".removeprefix("./") for folder in sorted(folders)]
     conftests = [file for file in conftests if file in tests]
-    needed_files = _find_imported_files(tests, modules, [*played, *conftests]) | {*conftests}
+    needed_files = _find_imported_files(tests, modules, [*test_files, *conftests]) | {*conftests}
     support_modules: dict[str, tuple[str, str, bool]] = {}
     for name, file in modules.items():
         if file in needed_files:
@@ -53,7 +53,7 @@ def find_support(tests: Mapping[str, bytes], source: Collection[str], played: Co
             elif not any(f"{_make_module_name(file)}.".startswith(f"{parent}.") for file in _select_python(source)):
                 support_modules.setdefault(parent, (parent.replace(".", "/"), "", True))
     return {
-        "packages": {file: package for file in sorted(played) if (package := package_of_file(file))},
+        "packages": {file: package for file in sorted(test_files) if (package := package_of_file(file))},
         "modules": {name: [*support_modules[name]] for name in sorted(support_modules)},
         "conftests": [
             [file, _make_module_name(file)] for file in sorted(conftests, key=lambda file: (file.count("/"), file))

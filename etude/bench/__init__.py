@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit.disk import atomic_write
 
-__all__ = ["machine_with_gpu", "written"]
+__all__ = ["machine_with_gpu", "write_record"]
 
 
 def machine_with_gpu() -> dict:
@@ -20,7 +20,7 @@ def machine_with_gpu() -> dict:
     )
 
 
-def written(record: dict, out: Path | None, kind: str, device: str) -> dict:
+def write_record(record: dict, out: Path | None, kind: str, device: str) -> dict:
     """Returns the record. If a folder `out` is given, first writes it to out/KIND-DEVICE.json and prints the path."""
     if out is not None:
         name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", device.lower())).strip("-")

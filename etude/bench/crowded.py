@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.disk import read_json
 from kit.process import cores, keep_freed_memory, machine, one_thread
 from kit.settings import RunError, fill
@@ -67,7 +67,7 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
         "rollouts": ROLLOUTS,
         "parts": results,
     }
-    return written(record, out, "crowded", record["machine"]["cpu"])
+    return write_record(record, out, "crowded", record["machine"]["cpu"])
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -102,7 +102,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
-    from ref.rl import improve, reward_terms
+    from ref.rl import compute_reward_terms, improve
     from sims.recipe import agent, evaluation, reinforcement
     from sims.recipe.data import task_stream
     from sims.recipe.demonstrations import context
@@ -138,7 +138,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
 
     batch = rollouts(r.prompts * r.rollouts)
     for rollout in batch:
-        rollout.terms = reward_terms(rollout, r.payment)
+        rollout.terms = compute_reward_terms(rollout, r.payment)
     tasks = list(itertools.islice(task_stream(config, "evaluation"), 8))
 
     def decode() -> None:
@@ -155,7 +155,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
             batch,
             mtp=learner.drafts(0),
             mtp_weight=learner.mtp_weight,
-            each=reinforcement.CORES,
+            map_fn=reinforcement.CORES,
         )
         learner.apply(update, 1.0)
 
@@ -164,7 +164,7 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
         "step": step,
         **({"decoding": decode} if decoded is not None else {}),
         "evaluation": lambda: rollouts(ROLLOUTS["evaluation"], in_evaluation),
-        "products": lambda: agent.on_cores(products, range(cores())),
+        "products": lambda: agent.map_on_cores(products, range(cores())),
     }
 
 
@@ -191,8 +191,8 @@ def threads() -> Iterator[None]:
 
     try:
         with (
-            mock.patch.object(agent, "on_cores", run_serially),
-            mock.patch.multiple(rollout, FEWEST=800, MOST=800),
+            mock.patch.object(agent, "map_on_cores", run_serially),
+            mock.patch.multiple(rollout, MIN_BATCH=800, MAX_BATCH=800),
             mock.patch.object(ContinuousSampler, "engine", Sampler.engine),
             mock.patch.object(reinforcement, "CORES", run_serially),
             mock.patch.object(evaluation, "one_thread", contextlib.nullcontext),

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from etude import data as command
-from etude.bench import written
+from etude.bench import write_record
 from kit.disk import atomic_write, hash_file, read_lines
 from kit.process import machine
 from kit.settings import RunError
@@ -37,8 +37,8 @@ from scaled.data.rules import Rules, reason
 from scaled.data.sources import Source
 
 PACKAGES = (
-    "django==5.2.19", "docutils==0.23", "jinja2==3.1.6", "networkx==3.6.1", "nltk==3.10.4", "pygments==2.21.0", "rich==15.0.0", "setuptools==84.2.1",
-    "sphinx==9.0.4", "sqlalchemy==2.1.9",
+    "django==5.2.19", "docutils==0.23", "jinja2==3.1.6", "networkx==3.6.1", "nltk==3.10.4", "pygments==2.21.0",
+    "rich==15.0.0", "setuptools==84.2.1", "sphinx==9.0.4", "sqlalchemy==2.1.9",
 )  # fmt: skip
 HELDOUT = "wheels/rich"
 PLANTED_PER_KIND = 20
@@ -118,7 +118,7 @@ def bench(tokenizer: Path, archives: Path, out: Path | None = Path("results"), r
         f"{lines:,} lines, {size / 1e6:.1f} MB: two processes are {ratio:.2f} times as fast as one; "
         f"killed {kills} times and resumed, the same bytes"
     )
-    return written(result, out, "data", result["machine"]["cpu"])
+    return write_record(result, out, "data", result["machine"]["cpu"])
 
 
 def count_drops(source: dict[str, Any]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from etude.bench import machine_with_gpu, written
+from etude.bench import machine_with_gpu, write_record
 from etude.bench.random_network import config_with_layers, hardware, random_network
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler, uniform
@@ -89,4 +89,4 @@ def bench(
         "rounds": rounds,
         "cells": cells,
     }
-    return written(record, out, "decode", box.get("gpu", box["cpu"]))
+    return write_record(record, out, "decode", box.get("gpu", box["cpu"]))

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import zstandard
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.process import machine
 from kit.settings import RunError
 from scaled.weight_sync import Part, apply_delta, digest, encode_delta, pack, unpack
@@ -141,4 +141,4 @@ def bench(out: Path | None = Path("results"), weights: int = 2**25, rounds: int 
         "note": "medians over rounds in which ways take turns; spread: the slowest round over the fastest; "
         "load: of the machine before each round",
     }
-    return written(result, out, "delta", result["machine"]["cpu"])
+    return write_record(result, out, "delta", result["machine"]["cpu"])

@@ -15,7 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from etude.bench import written
+from etude.bench import write_record
 from etude.bench.crowded import after_sft
 from kit.process import keep_freed_memory, machine, one_thread
 
@@ -69,7 +69,9 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
                 and all(x.tokens.equal(y.tokens) for x, y in zip(a.segments, b.segments, strict=True))
                 for a, b in zip(*chains.values(), strict=True)
             )
-            tokens = {name: sum(chain.written for chain in own_chains) for name, own_chains in chains.items()}
+            tokens = {
+                name: sum(chain.num_sampled_tokens for chain in own_chains) for name, own_chains in chains.items()
+            }
             rates = {name: [tokens[name] / s for s in seconds[name]] for name in samplers}
             ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
             cells.append(
@@ -98,4 +100,4 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
         "rounds": rounds,
         "cells": cells,
     }
-    return written(record, out, "engine", record["machine"]["cpu"])
+    return write_record(record, out, "engine", record["machine"]["cpu"])

@@ -14,7 +14,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.process import machine
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def bench(out: Path | None = Path("results")) -> dict:
         f"{record['slowest_control_median_s'] * 1e3:.0f} ms"
     )
     print(f"cold: the slowest page {record['slowest_cold_s'] * 1e3:.0f} ms")
-    return written(record, out, "explorer", record["machine"]["cpu"])
+    return write_record(record, out, "explorer", record["machine"]["cpu"])
 
 
 def open_page(name: str) -> tuple[AppTest, float]:

@@ -43,7 +43,7 @@ class Case:
     size: str
     gate: Callable[[], str | None]
     """None if every kernel of the case is correct, else the reason."""
-    ours: dict[str, Callable[[], object]]
+    kernels: dict[str, Callable[[], object]]
     baselines: dict[str, Callable[[], object]]
     bytes: int = 0
     """Bytes read and written by our kernel, if it is memory-bound; the baseline is then a copy of the same size."""

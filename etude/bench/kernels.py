@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from etude.bench import machine_with_gpu, written
+from etude.bench import machine_with_gpu, write_record
 from etude.bench.kernel_cases import Case, cases
 from kit.settings import RunError
 
@@ -31,7 +31,7 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
         wrong = case.gate()
         line = {"case": case.name, "size": case.size, "wrong": wrong}
         if wrong is None:
-            line |= summary(case, take_turns(case.ours | case.baselines, rounds))
+            line |= summary(case, take_turns(case.kernels | case.baselines, rounds))
         results.append(line)
         print(sentence(line))
         del case
@@ -44,7 +44,7 @@ def kernels(out: Path | None = Path("results"), rounds: int = 15) -> dict:
         "rounds": rounds,
         "results": results,
     }
-    return written(record, out, "kernels", box["gpu"])
+    return write_record(record, out, "kernels", box["gpu"])
 
 
 def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -69,7 +69,7 @@ def summary(case: Case, seconds: dict[str, list[float]]) -> dict:
     """Medians, and the speed of every kernel over every baseline; for memory-bound kernels, bytes/s over those of the
     copy."""
     ratios = {}
-    for kernel in case.ours:
+    for kernel in case.kernels:
         for name in case.baselines:
             speedups = sorted(
                 baseline_seconds / kernel_seconds

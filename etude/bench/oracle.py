@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from environments.grading.guarded import Exam, examined, grade
+from environments.grading.guarded import Exam, grade, prepare_exam
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harness import record
@@ -84,9 +84,9 @@ class Plays:
 
     def __init__(self, store: Store, package: Path = PACKAGE) -> None:
         self.store, self.fresh = store, partial(open_sandbox, limits=GRADING, store=store)
-        self.exam = examined(exam_of(package), "words", self.fresh)
+        self.exam = prepare_exam(exam_of(package), "words", self.fresh)
         with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
-            write(self.exam.given, Path(name) / "tree")
+            write(self.exam.given_tree, Path(name) / "tree")
             self.tree = store.add_folder(Path(name) / "tree")
 
     def open_workspace(self, tree: str) -> Sandbox:
@@ -96,14 +96,14 @@ class Plays:
     def agent(self, path: Path, tested: bool, ready: Sandbox | None = None) -> tuple[Record, str]:
         """The oracle's part: the transcript, and the tree that is left. `tested`: it runs tests itself. `ready`: its
         sandbox, if one is open."""
-        script = oracle(self.exam.given, self.exam.gold, (TESTS,))
+        script = oracle(self.exam.given_tree, self.exam.gold_tree, (TESTS,))
         if not tested:
             script = Script(
                 Reply(reply.text, tuple(call for call in reply.calls if call.name != "shell"))
                 for reply in script.replies
             )
         tools = tuple(tool for tool in TOOLS if tool != "web_search")
-        job = Job("words", "Write counted again.", self.tree, self.exam.given, tools=tools, who="oracle")
+        job = Job("words", "Write counted again.", self.tree, self.exam.given_tree, tools=tools, policy_name="oracle")
         with Record(path) as journal:
             return journal, Episode(
                 job, script, journal, lambda tree: ready or self.open_workspace(tree), self.store

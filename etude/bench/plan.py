@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
@@ -88,7 +88,7 @@ def bench(out: Path | None = Path("results")) -> dict:
             **record["predicted_over_measured"]
         )
     )
-    return written(record, out, "plan", record["machine"]["cpu"])
+    return write_record(record, out, "plan", record["machine"]["cpu"])
 
 
 def time_rounds(call: Callable[[], object], rounds: int = ROUNDS) -> list[float]:

@@ -31,7 +31,7 @@ def random_network(config: Config, dtype: torch.dtype, device: torch.device) -> 
     """A network of N(0, 0.02²) weights and norms of one: 3 billion weights in a second, because nothing is drawn on the
     CPU."""
     with torch.device("meta"):
-        model = Transformer(config, drawn=False)
+        model = Transformer(config, init_weights=False)
     model = model.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
     for name, p in model.named_parameters():

@@ -22,7 +22,7 @@ from environments.sandbox.bubblewrap import Bubblewrap
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store
-from etude.bench import written
+from etude.bench import write_record
 from etude.bench.oracle import AT_ONCE, TWO, Plays
 from kit.process import machine
 from kit.settings import RunError
@@ -134,4 +134,4 @@ def bench(
         "memory: proportional set sizes of the first "
         "processes; oracle: etude/bench/oracle.py",
     }
-    return written(result, out, "sandbox", result["machine"]["cpu"])
+    return write_record(result, out, "sandbox", result["machine"]["cpu"])

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from etude.bench import machine_with_gpu, written
+from etude.bench import machine_with_gpu, write_record
 from etude.bench.random_network import config_with_layers, hardware, random_network
 from kit.settings import RunError
 from ref.network import Config
@@ -69,7 +69,7 @@ def bench(
         "rounds": rounds,
         "cells": cells,
     }
-    return written(record, out, "step", box.get("gpu", box["cpu"]))
+    return write_record(record, out, "step", box.get("gpu", box["cpu"]))
 
 
 def measure(config: Config, rows: int, length: int, formats: dict, rounds: int) -> dict:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.process import keep_freed_memory, machine
 from ref.engine.continuous import Continuous
 from ref.engine.sampler import Sampler
@@ -100,7 +100,7 @@ def measure_rate(sampler: Sampler, length: int, slots: int, seconds: float, hang
         Chaining(max_len - 1, longest_summary=1, room=0, join="none"), turn_tokens=4 * length, seconds=LIMIT, tries=1
     )
     driver = Driver(Continuous(sampler, slots, max_len), FixedFormat(length), limits, threads=True)
-    start, numbers, counted, under_way, hung = time.perf_counter(), itertools.count(), 0, 0, False
+    start, numbers, token_count, under_way, hung = time.perf_counter(), itertools.count(), 0, 0, False
     while (elapsed := time.perf_counter() - start) < WARM + WINDOW:
         while under_way < slots + 8:
             key = (next(numbers), hangs and not hung)
@@ -109,10 +109,10 @@ def measure_rate(sampler: Sampler, length: int, slots: int, seconds: float, hang
             under_way += 1
         for key, rollout in driver.step():
             under_way, hung = under_way - 1, hung and not key[1]
-            counted += rollout.chain.written if elapsed > WARM else 0
+            token_count += rollout.chain.num_sampled_tokens if elapsed > WARM else 0
         driver.wait(0.1)
     driver.close()
-    return counted / WINDOW, driver.failures
+    return token_count / WINDOW, driver.failures
 
 
 def bench(out: Path | None = Path("results"), rounds: int = 5) -> dict:
@@ -163,4 +163,4 @@ def bench(out: Path | None = Path("results"), rounds: int = 5) -> dict:
         "rounds": rounds,
         "parts": parts,
     }
-    return written(record, out, "tools", record["machine"]["cpu"])
+    return write_record(record, out, "tools", record["machine"]["cpu"])

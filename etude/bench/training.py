@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from etude.bench import written
+from etude.bench import write_record
 from kit.process import keep_freed_memory, machine
 from kit.settings import RunError
 
@@ -72,7 +72,7 @@ def model(
         "onednn_primitive_cache": os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"],
         "results": results,
     }
-    return written(record, out, "model", record["machine"]["cpu"])
+    return write_record(record, out, "model", record["machine"]["cpu"])
 
 
 def make_contenders(config, batch: int, length: int, dtype) -> tuple[dict[str, Callable], dict]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kit.settings import RunError
 
-__all__ = ["array", "data", "number", "text", "whole", "wholes"]
+__all__ = ["array", "data", "number", "text", "check_integer", "wholes"]
 
 
 def describe(value: Any) -> str:
@@ -35,7 +35,7 @@ def number(name: str, value: Any) -> float:
     raise RunError(f"{name} must return a finite number; got {describe(value)}")
 
 
-def whole(name: str, value: Any, low: int, high: int) -> int:
+def check_integer(name: str, value: Any, low: int, high: int) -> int:
     """A whole number from `low` to `high`; True and False are 1 and 0 where these two are what is wanted."""
     if isinstance(value, bool) and (low, high) == (0, 1):
         return int(value)

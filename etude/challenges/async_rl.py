@@ -65,7 +65,7 @@ class Clock:
         ]
         state = {"free": free, "running": running, "finished": [self.version - born for born, _ in self.finished]}
         state |= {"training": self.done_at != np.inf, "batch": BATCH, "bound": BOUND, "version": self.version}
-        count = answers.whole("start", self.solution("start", state), 0, free)
+        count = answers.check_integer("start", self.solution("start", state), 0, free)
         new_work = WORK * np.exp(self.rng.normal(-(SIGMA**2) / 2, SIGMA, count))
         self.remaining, self.work = np.append(self.remaining, new_work), np.append(self.work, new_work)
         self.born, self.began = (

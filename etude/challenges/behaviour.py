@@ -18,7 +18,7 @@ from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "gains", "score", "trained"]
+__all__ = ["draw_world", "gains", "score", "trained"]
 
 WAYS, HABITS, ROLLOUTS, STEPS, RATE, WORLDS, HIGHEST = 8, 3, 6000, 120, 1.0, 64, 1.0
 WORTH = 5.0
@@ -27,7 +27,7 @@ CANDIDATE_PRICES = np.array(list(itertools.product((0.0, 0.01, 0.025, 0.06, 0.15
 """The prices among which one who knows the world chooses, [125, HABITS]."""
 
 
-def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_world(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The policy before training [WAYS], success of each way [WAYS], and how often it shows each habit [WAYS, HABITS],
     in the mean."""
     policy = rng.dirichlet(np.full(WAYS, 3.0))
@@ -62,7 +62,7 @@ def score(solution: Solves, seed: int) -> float:
     """What prices gain in all worlds, as a share of what one who knows the worlds gains."""
     rng, gained, best_gain = np.random.default_rng(seed), 0.0, 0.0
     for _ in range(WORLDS):
-        world = policy, success, habits = drawn(rng)
+        world = policy, success, habits = draw_world(rng)
         ways = rng.choice(WAYS, ROLLOUTS, p=policy)
         observations = rng.random(ROLLOUTS) < success[ways], rng.poisson(habits[ways]).astype(np.int16)
         prices = answers.array("prices", solution("prices", ways.astype(np.int16), *observations), HABITS)

@@ -18,7 +18,7 @@ from kit.disk import atomic_write, read_json
 from kit.process import machine
 from kit.settings import RunError
 
-__all__ = ["RESULTS", "Row", "best", "board", "measured", "place", "scored", "write"]
+__all__ = ["RESULTS", "Row", "best", "board", "measure_challenge", "place", "scored", "write"]
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "challenges.json"
 START = "the starting file"
@@ -80,8 +80,8 @@ def place(challenge: Challenge, score: float, rows: list[Row]) -> int:
     return 1 + sum(challenge.better(row.score, score) for row in rows)
 
 
-def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
-    """What a record holds of one challenge; `here`: the machine. Raises RunError where one of our solutions is
+def measure_challenge(challenge: Challenge, machine_facts: dict) -> dict[str, Any]:
+    """What a record holds of one challenge; `machine_facts`: the machine. Raises RunError where one of our solutions is
     refused."""
     rows = []
     for path in (challenge.start, *challenge.baselines):
@@ -95,7 +95,7 @@ def measured(challenge: Challenge, here: dict) -> dict[str, Any]:
             }
         )
     facts = {"number": challenge.number, "measure": challenge.measure, "bar": challenge.bar, "least": challenge.least}
-    return {**facts, "seeds": list(range(challenge.seeds)), "machine": here, "board": rows}
+    return {**facts, "seeds": list(range(challenge.seeds)), "machine": machine_facts, "board": rows}
 
 
 def write(numbers: list[int], path: Path = RESULTS) -> Path:
@@ -104,7 +104,7 @@ def write(numbers: list[int], path: Path = RESULTS) -> Path:
     host = machine()  # before the record changes, which is a file of the checkout
     for challenge in CHALLENGES:
         if not numbers or challenge.number in numbers:
-            records[challenge.name] = measured(challenge, host)
+            records[challenge.name] = measure_challenge(challenge, host)
             print(
                 f"{challenge.number:2d} {challenge.name}: "
                 + ", ".join(f"{row.solution} {row.score:.4g}" for row in parse_rows(records, challenge)),

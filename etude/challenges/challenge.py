@@ -79,9 +79,9 @@ class Challenge:
         """Whether a score reaches the bar."""
         return score <= self.bar if self.least else score >= self.bar
 
-    def better(self, score: float, other: float) -> bool:
+    def better(self, score: float, reference: float) -> bool:
         """Whether a score beats another one."""
-        return score < other if self.least else score > other
+        return score < reference if self.least else score > reference
 
 
 def docstring(path: Path) -> str:

@@ -165,6 +165,6 @@ def score(solution: Solves, seed: int) -> float:
     rng, right, called, true = random.Random(seed), 0, 0, 0
     for _ in range(EPISODES):
         turns, cheating = episode(rng)
-        answer = answers.whole("cheats", solution("cheats", turns), 0, 1)
+        answer = answers.check_integer("cheats", solution("cheats", turns), 0, 1)
         right, called, true = right + (answer and cheating), called + answer, true + cheating
     return 2 * right / (called + true)

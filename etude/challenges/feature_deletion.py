@@ -10,12 +10,12 @@ import numpy as np
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "score", "what_is_wrong"]
+__all__ = ["draw_coverage", "score", "what_is_wrong"]
 
 PACKAGES, FUNCTIONS, TESTS, LEAST, LARGEST = 6, 60, 80, 3, 6
 
 
-def drawn(rng: np.random.Generator) -> np.ndarray:
+def draw_coverage(rng: np.random.Generator) -> np.ndarray:
     """Which test executes which function, [TESTS, FUNCTIONS]: functions call functions, and a test executes all that
     its own two reach."""
     calls = np.triu(rng.random((FUNCTIONS, FUNCTIONS)) < 1.3 / FUNCTIONS, 1)
@@ -54,7 +54,7 @@ def score(solution: Solves, seed: int) -> float:
     one's, is refused."""
     rng, tasks = np.random.default_rng(seed), 0
     for _ in range(PACKAGES):
-        table = drawn(rng)
+        table = draw_coverage(rng)
         deletions = solution("deletions", table)
         if not isinstance(deletions, list) or not all(
             isinstance(deletion, list) and all(type(function) is int for function in deletion) for deletion in deletions

@@ -30,7 +30,7 @@ NEAR = 1e-5
 """How far the answers about one group may differ, in nats: what float32 rounds away."""
 
 
-def drawn(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_samples(rng: np.random.Generator, move: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """log π and log π_ref of the samples, [PAIRS, GROUPS, SAMPLES] each, and the exact KL of each pair, [PAIRS, 1], in
     nats."""
     logits = rng.normal(0.0, 2.0, (PAIRS, VOCABULARY))
@@ -51,7 +51,7 @@ def score(solution: Solves, seed: int) -> float:
     divergences."""
     rng, ratios, queries, estimates = np.random.default_rng(seed), [], [], []
     for move in MOVES:
-        logp, ref_logp, exact = drawn(rng, move)
+        logp, ref_logp, exact = draw_samples(rng, move)
         order = rng.permutation(PAIRS * GROUPS)
         queries.append(np.stack([logps.reshape(-1, SAMPLES)[order] for logps in (logp, ref_logp)]))
         estimates.append(answers.array("estimate", solution("estimate", *queries[-1]), len(order)))

@@ -48,7 +48,7 @@ def score(solution: Solves, seed: int) -> float:
     texts = [draw_text(rng, CYCLES * (LONGEST + 1)) for _ in range(TEXTS)]
 
     def choose_length(history: list[list[int]]) -> int:
-        return answers.whole("drafts", solution("drafts", history[-HISTORY:], LONGEST, COST), 0, LONGEST)
+        return answers.check_integer("drafts", solution("drafts", history[-HISTORY:], LONGEST, COST), 0, LONGEST)
 
     def speed(length: Callable[[list[list[int]]], int]) -> float:
         tokens, cost = np.sum([run_cycles(stands, length) for stands in texts], 0)

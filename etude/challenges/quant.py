@@ -8,13 +8,13 @@ from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "score"]
+__all__ = ["draw_activations", "score"]
 
 ROWS, WIDTH, BITS, MAX_DB = 64, 1024, 4.5, 45.0
 """The last one: dB that so few bits cannot reach."""
 
 
-def drawn(rng: np.random.Generator) -> np.ndarray:
+def draw_activations(rng: np.random.Generator) -> np.ndarray:
     """Activations [ROWS, WIDTH], float32: Student's t with four degrees of freedom, tokens of several sizes, and a few
     loud channels."""
     x = rng.standard_t(4, (ROWS, WIDTH)) * rng.lognormal(0.0, 0.5, (ROWS, 1)) * rng.lognormal(0.0, 0.3, (1, WIDTH))
@@ -24,7 +24,7 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
 
 def score(solution: Solves, seed: int) -> float:
     """Signal over quantisation noise, in dB. Raises RunError for a code that is too long."""
-    x = drawn(np.random.default_rng(seed))
+    x = draw_activations(np.random.default_rng(seed))
     code = answers.data("encode", solution("encode", x))
     if not code:
         raise RunError("encode must return some bytes; got none")

@@ -11,12 +11,12 @@ import numpy as np
 from etude.challenges import answers
 from etude.challenges.solution import Solves
 
-__all__ = ["drawn", "score"]
+__all__ = ["draw_sequence", "score"]
 
 SEQUENCES, TOKENS, EXPERTS, TOP_K = 80, 96, 16, 2
 
 
-def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_sequence(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scores of the trainer [TOKENS, EXPERTS], recorded experts [TOKENS, CHOSEN], and which tokens slipped to experts
     that are not theirs."""
     scores, alike = rng.normal(size=(TOKENS, EXPERTS)), rng.uniform(0.3, 0.9)
@@ -37,7 +37,7 @@ def score(solution: Solves, seed: int) -> float:
     """F1 of the tokens that the solution calls slipped."""
     rng, right, called, true = np.random.default_rng(seed), 0, 0, 0
     for _ in range(SEQUENCES):
-        scores, recorded, slipped = drawn(rng)
+        scores, recorded, slipped = draw_sequence(rng)
         predictions = answers.wholes("slipped", solution("slipped", scores, recorded), 0, 1, TOKENS).astype(bool)
         right, called, true = (
             right + int((predictions & slipped).sum()),

@@ -14,13 +14,13 @@ from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "score"]
+__all__ = ["draw_session", "score"]
 
 SESSIONS, SEGMENTS, LINES, NAMES, LONGEST, QUESTIONS = 30, 6, 25, 48, 120, 25
 WORDS = ["".join(word) for word in itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst", "aeiou")]
 
 
-def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
+def draw_session(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
     """Lines of every segment, and for each name that is asked about its value at the end; names that are used often are
     asked about often."""
     names, weights = rng.choice(WORDS, NAMES, replace=False).tolist(), 1 / np.arange(2, NAMES + 2)
@@ -44,7 +44,7 @@ def drawn(rng: np.random.Generator) -> tuple[list[list[str]], dict[str, str]]:
 def score(solution: Solves, seed: int) -> float:
     """Share of the questions that are answered rightly."""
     rng = np.random.default_rng(seed)
-    sessions = [drawn(rng) for _ in range(SESSIONS)]
+    sessions = [draw_session(rng) for _ in range(SESSIONS)]
     summaries = [""] * SESSIONS
     for segment in range(SEGMENTS):
         with solution.fresh() as reader:

@@ -4,8 +4,8 @@
         solution("estimate", logp, ref_logp)          in an interpreter of its own
         with solution.fresh() as other: …             in another one, which knows nothing of the first
 
-All interpreters of a solution share its seconds. `Here` does the same in this process, for solutions of our own and for
-tests."""
+All interpreters of a solution share its seconds. `LocalSolution` does the same in this process, for solutions of our
+own and for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from etude.challenges import solver
 from etude.challenges.wire import packed, unpacked
 from kit.settings import RunError
 
-__all__ = ["Here", "Solution", "Solves"]
+__all__ = ["LocalSolution", "Solution", "Solves"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 300
@@ -54,7 +54,7 @@ def parse_answer(path: Path, fields: dict) -> Any:
     raise RunError(f"{path}{line}: {message if len(message) <= LONGEST else message[: LONGEST - 1] + '…'}")
 
 
-class Here:
+class LocalSolution:
     """A solution in this process."""
 
     def __init__(self, path: Path):
@@ -66,7 +66,7 @@ class Here:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Solves]:
-        yield Here(self.path)
+        yield LocalSolution(self.path)
 
 
 def relay_output(pipe: int) -> None:

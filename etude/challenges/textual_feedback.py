@@ -14,14 +14,14 @@ from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "score"]
+__all__ = ["draw_situations", "score"]
 
 SITUATIONS, WORDS, MAX_POSITIONS, PRIOR, MAX_WEIGHT = 2000, 12, 6, 1.0, 10.0
 HABIT, CONFUSED = 0.5, 0.2
 """Share of situations in which one word is right; how often a hint there names another word."""
 
 
-def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def draw_situations(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Student [situations, words], what is right on new tasks [situations, words], and at each position situation [P]
     and teacher [P, words]."""
     student = rng.dirichlet(np.full(WORDS, 0.4), SITUATIONS)
@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 def score(solution: Solves, seed: int) -> float:
     """Gain in log-probability of what is right on new tasks, over what knowing all habits would gain: the student
     becomes the weighted mean of itself and its teachers."""
-    student, right, situations, teacher = drawn(np.random.default_rng(seed))
+    student, right, situations, teacher = draw_situations(np.random.default_rng(seed))
     weights = answers.array("weights", solution("weights", student[situations], teacher), len(situations))
     if weights.min() < 0 or weights.max() > MAX_WEIGHT:
         raise RunError(f"weights must lie between 0 and {MAX_WEIGHT:g}; got {weights.min():g} to {weights.max():g}")

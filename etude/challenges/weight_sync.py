@@ -12,12 +12,12 @@ from etude.challenges import answers
 from etude.challenges.solution import Solves
 from kit.settings import RunError
 
-__all__ = ["drawn", "score"]
+__all__ = ["draw_versions", "score"]
 
 WEIGHTS, RATE, STEPS = 200_000, 3e-7, 8
 
 
-def drawn(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw_versions(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The bits of two versions, uint16, [WEIGHTS] each: Adam's steps on float32 masters lie between them."""
     masters = rng.normal(0.0, 0.02, WEIGHTS) * rng.lognormal(0.0, 0.5, WEIGHTS)
     drift = rng.normal(size=WEIGHTS)
@@ -34,7 +34,7 @@ def to_bits(values: np.ndarray) -> np.ndarray:
 
 def score(solution: Solves, seed: int) -> float:
     """Bits sent per weight. Raises RunError unless the new version comes back bit for bit."""
-    old, new = drawn(np.random.default_rng(seed))
+    old, new = draw_versions(np.random.default_rng(seed))
     delta = answers.data("encode", solution("encode", old, new))
     with solution.fresh() as fresh_solution:
         decoded = answers.wholes("decode", fresh_solution("decode", old, delta), 0, 0xFFFF, WEIGHTS)

@@ -51,7 +51,10 @@ def simulated(
         train_s=train,
         publish_s=publish,
     )
-    return timeline.simulated(mode, async_rl.simulate(mode, async_rl.Rules(groups, staleness, STEPS), load))  # pyright: ignore[reportArgumentType]
+    return timeline.simulated(
+        mode,
+        async_rl.simulate(mode, async_rl.Rules(groups, staleness, STEPS), load),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def summarize_run(run: Timeline) -> dict:
@@ -83,7 +86,7 @@ def draw_histogram(rows: list[dict]) -> Drawing:
     layer = bars(rows, "age", "share", "run", tell=("tokens",))
     return drawing(
         Axis("age of a token when it is trained on, updates", names=True),
-        Axis("share of tokens", most=1.0),
+        Axis("share of tokens", upper=1.0),
         layer,
         looks=looks,
     )
@@ -134,7 +137,7 @@ def runs() -> dict[str, Path]:
     return {folder.name: folder for _, folder in sorted(dated_folders, key=lambda entry: -entry[0])}
 
 
-def played(folder: Path) -> Timeline:
+def load_timeline(folder: Path) -> Timeline:
     """A run so far; read again only when its files have changed. Raises RunError if they are missing or damaged, or no
     step is done."""
     services_folder = folder / "services"
@@ -150,7 +153,7 @@ def played(folder: Path) -> Timeline:
 
 @lru_cache(4)
 def read_timeline(name: str, folder: Path, stamps: tuple) -> Timeline:
-    return timeline.played(name, folder)
+    return timeline.make_run_timeline(name, folder)
 
 
 def show_real_run() -> None:
@@ -173,7 +176,7 @@ def show_real_run() -> None:
         names = provenance.plain(folder.name), provenance.plain(str(folder))
         st.caption(" · ".join([f"Shown: **{names[0]}**, your run in {names[1]}", *map(provenance.plain, facts)]))
     try:
-        run = played(folder)
+        run = load_timeline(folder)
     except RunError as error:
         st.error(str(error))
         return

@@ -22,7 +22,17 @@ def clock(timelines: Sequence[Timeline], name: str, show: Callable[[float], None
     end = round(max(run.seconds for run in timelines) + 0.05, 1)
     stops = sorted({end, *(min(round(step[1] + 0.05, 1), end) for run in timelines for step in run.steps)})
     key = f"{name}-clock-{end:g}"  # another run has a clock of its own
-    play("Clock, s", key, stops, end, show, least=0.0, step=0.1, one="Next step", help="Later events are not drawn.")
+    play(
+        "Clock, s",
+        key,
+        stops,
+        end,
+        show,
+        least=0.0,
+        step=0.1,
+        step_label="Next step",
+        help="Later events are not drawn.",
+    )
 
 
 def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
@@ -41,7 +51,7 @@ def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
         top -= 1.0
         for worker, lines in run.slots.items():
             ticks[top - 0.75] = worker
-            held_versions = [*run.held.get(worker, []), (run.seconds, -1)]
+            held_versions = [*run.version_changes.get(worker, []), (run.seconds, -1)]
             spans = (
                 make_span(run, worker, start, after, version)
                 for (start, version), (after, _) in zip(held_versions, held_versions[1:])
@@ -57,8 +67,8 @@ def strips(timelines: Sequence[Timeline], until: float) -> Drawing:
     versions, shares = clip_rows(versions, until), clip_rows(shares, until)
     time_rule = [rule(x=until)] if until < longest else []
     return drawing(
-        Axis("seconds", least=0, most=longest),
-        Axis("", least=0, most=high, ticks=ticks),
+        Axis("seconds", lower=0, upper=longest),
+        Axis("", lower=0, upper=high, ticks=ticks),
         boxes(shares, "from", "until", "low", "high", "state", tell=("run", "who", "from", "to", *SLOTS)),
         *make_colour_layers(versions),
         words(

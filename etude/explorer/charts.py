@@ -51,38 +51,38 @@ def powers(values: Iterable[float]) -> bool:
     return bool(finite_values) and max(finite_values) > 10 * min(finite_values)
 
 
-def chart(drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
+def chart(picture: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False) -> None:
     """Shows the drawing. `rows`: the data of its menu. `wide`: it keeps a readable width on a narrow screen, and
     scrolls."""
-    _show(drawn, name, rows, alt, wide, "zoom")
+    _show(picture, name, rows, alt, wide, "zoom")
 
 
 def brushed(
-    drawn: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False
+    picture: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool = False
 ) -> tuple[float, float] | None:
     """Shows the drawing. Returns the selected range of the horizontal axis, or None."""
-    selection = _show(drawn, name, rows, alt, wide, "brush")
+    selection = _show(picture, name, rows, alt, wide, "brush")
     ends = selection.get("x") if selection else None
     return (min(ends), max(ends)) if ends else None
 
 
 def picked(
-    drawn: Drawing,
+    picture: Drawing,
     name: str,
     rows: Sequence[dict],
     alt: str,
     wide: bool = False,
-    then: Callable[[Mapping[str, Any]], None] | None = None,
+    on_click: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Shows the drawing. Returns the clicked row of a layer, or None. `then` is called with the row before the page is
-    redrawn, when it may still set a control."""
+    """Shows the drawing. Returns the clicked row of a layer, or None. `on_click` is called with the row before the page
+    is redrawn, when it may still set a control."""
 
     def handle_click() -> None:
-        row = _find_row(drawn, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
-        if row is not None and then is not None:
-            then(row)
+        row = _find_row(picture, st.session_state[f"chart-{name}"].selection.get(vega.PICK))
+        if row is not None and on_click is not None:
+            on_click(row)
 
-    return _find_row(drawn, _show(drawn, name, rows, alt, wide, "pick", handle_click if then else "rerun"))
+    return _find_row(picture, _show(picture, name, rows, alt, wide, "pick", handle_click if on_click else "rerun"))
 
 
 def _find_row(picture: Drawing, selection: Any) -> Mapping[str, Any] | None:

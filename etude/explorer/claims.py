@@ -51,7 +51,7 @@ def make_claim_rows(claims: list[dict]) -> list[dict]:
         return [
             {
                 "verdict": f"{MARKS[claim['verdict']]} {figures.worded(claim)}",
-                "measured": figures.measured(claim),
+                "measured": figures.format_measured_value(claim),
                 "claim": qualified(claim),
                 "source": claim["source"],
                 "rule": figures.ruled(claim),
@@ -72,7 +72,7 @@ def make_law_rows(claims: list[dict]) -> list[dict]:
         {
             "": f"{LAW_MARKS[claim['verdict']]} {figures.worded(claim)}",
             "law": qualified(claim),
-            "deviation": figures.measured(claim),
+            "deviation": figures.format_measured_value(claim),
             "bound": figures.bound(claim),
             "source": claim["source"],
             "how it was decided": claim["note"] or "",
@@ -133,8 +133,8 @@ def verdicts_drawn(rows: list[dict]) -> Drawing:
             for row, end in zip(experiment_rows, ends)
         ]
     return drawing(
-        Axis("claims", least=0, whole=True),
-        Axis("", least=0.5 - len(names), most=0.5, ticks={-place: name for place, name in enumerate(names)}),
+        Axis("claims", lower=0, integer=True),
+        Axis("", lower=0.5 - len(names), upper=0.5, ticks={-place: name for place, name in enumerate(names)}),
         boxes(bars, "left", "right", "low", "high", "verdict", tell=("experiment", "claims")),
         looks=LOOKS,
         height=60 + 22 * len(names),
@@ -180,7 +180,7 @@ def draw() -> None:
         caption = (
             "Claims of each experiment by verdict. A click on a bar selects its experiment; the box above resets it."
         )
-        picked(verdicts_drawn(count_rows), "claims-verdicts", count_rows, caption, then=filter_experiment)
+        picked(verdicts_drawn(count_rows), "claims-verdicts", count_rows, caption, on_click=filter_experiment)
         table(make_claim_rows(selected_claims), "claims")
     else:
         st.info("No claim matches; remove a filter.")

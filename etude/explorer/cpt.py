@@ -43,7 +43,7 @@ def format_value(unit: str, value: float) -> str:
 
 
 def draw() -> None:
-    folder = provenance.chosen()
+    folder = provenance.choose_examples()
     root = examples.FOLDER / "recipe" if folder == examples.FOLDER else folder.parent
     show_run(root)
     show_schedule()

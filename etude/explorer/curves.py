@@ -11,10 +11,10 @@ from etude.explorer import charts
 from etude.explorer.charts import Axis, Look
 from etude.explorer.drawing import COLOURS, Drawing
 from etude.explorer.panels import PANELS, Panel
-from etude.explorer.run_kinds import Played
+from etude.explorer.run_kinds import RunData
 from etude.report.record import joined_lines, points_of, smoothed
 
-__all__ = ["drawn", "has", "label", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]
+__all__ = ["draw_panel", "has", "label", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]
 
 _COLOURS = tuple(COLOURS)
 DASHES = ("-", "--", ":", "-.")
@@ -22,7 +22,7 @@ MARKS = ("o", "s", "^", "D", "v")
 
 
 @lru_cache(64)
-def points(run: Played) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def points(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """x and y of every curve, by "panel/key"."""
     metrics = run.metrics | {"rl": [_rename_metrics(line) for line in run.metrics.get("rl", [])]}
     curve_points = {}
@@ -45,13 +45,13 @@ def _rename_metrics(line: dict) -> dict:
     return {**line, **tokens, **({"kl": line["drift"]} if "drift" in line else {})}
 
 
-def has(run: Played, group: str) -> bool:
+def has(run: RunData, group: str) -> bool:
     """Whether a run has anything to draw for one of `PANELS`."""
     curve_points = points(run)
     return any(len(curve_points[f"{panel.name}/{key}"][0]) for panel in PANELS[group] for key in panel.series)
 
 
-def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
+def rows(panel: Panel, runs: Sequence[RunData], smooth: int) -> list[dict]:
     """The numbers that are drawn, one point per row."""
     if not panel.series:
         parts = ("value", "low", "high")
@@ -72,7 +72,7 @@ def rows(panel: Panel, runs: Sequence[Played], smooth: int) -> list[dict]:
     return point_rows
 
 
-def metrics_of(runs: Sequence[Played]) -> list[str]:
+def metrics_of(runs: Sequence[RunData]) -> list[str]:
     """Names of all metrics that any of these runs logged, those that most of its stages have first."""
     count: Counter[str] = Counter()
     for run in runs:
@@ -88,7 +88,7 @@ def metrics_of(runs: Sequence[Played]) -> list[str]:
     return [name for name, _ in sorted(count.items(), key=lambda entry: (-entry[1], entry[0]))]
 
 
-def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
+def parts_of(runs: Sequence[RunData], metric: str) -> list[str]:
     """The stages, or arms of an experiment, in which a metric was logged."""
     return list(
         dict.fromkeys(
@@ -97,7 +97,7 @@ def parts_of(runs: Sequence[Played], metric: str) -> list[str]:
     )
 
 
-def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[Played], smooth: int) -> list[dict]:
+def metric_rows(metric: str, parts: Sequence[str], runs: Sequence[RunData], smooth: int) -> list[dict]:
     """A metric as it was logged, one point per row."""
     point_rows = []
     for run in runs:
@@ -118,7 +118,7 @@ def _limit_window(ys: np.ndarray, width: int) -> int:
     return min(width, max(1, len(ys) // 2))
 
 
-def label(run: Played, several: bool = True) -> str:
+def label(run: RunData, several: bool = True) -> str:
     """A run's name where several are shown: with its seed and commit."""
     commit = str(run.machine.get("commit") or "")
     details = [f"seed {run.settings['seed']}"] if "seed" in run.settings else []
@@ -127,7 +127,7 @@ def label(run: Played, several: bool = True) -> str:
 
 
 @lru_cache(128)
-def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
+def draw_panel(panel: Panel, smooth: int, runs: tuple[RunData, ...]) -> Drawing:
     """The drawing of a panel: colours tell runs apart and dashes their curves, or colours the curves of a single
     run."""
     if not panel.series:
@@ -158,7 +158,7 @@ def drawn(panel: Panel, smooth: int, runs: tuple[Played, ...]) -> Drawing:
 
 
 @lru_cache(64)
-def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[Played, ...]) -> Drawing:
+def metric_drawn(metric: str, parts: tuple[str, ...], smooth: int, runs: tuple[RunData, ...]) -> Drawing:
     """The drawing of one metric in some stages or arms."""
     point_rows = []
     for run in runs:
@@ -204,7 +204,7 @@ def _draw_lines(x: str, y: Axis, point_rows: list[dict], looks: dict[str, Look],
     )
 
 
-def _draw_successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
+def _draw_successes(panel: Panel, runs: Sequence[RunData]) -> Drawing:
     """From before RL to after it: a line for each measure, and the intervals at its ends."""
     is_comparison = len(runs) > 1
     success_rows = [
@@ -214,7 +214,7 @@ def _draw_successes(panel: Panel, runs: Sequence[Played]) -> Drawing:
     ]
     return charts.drawing(
         Axis("", names=True),
-        Axis(panel.unit, least=0.0, most=1.0),
+        Axis(panel.unit, lower=0.0, upper=1.0),
         charts.ranges(success_rows, "when", "low", "high", "curve", tell=("measure",)),
         charts.lines(success_rows, "when", "value", "curve", split="measure", tell=("measure",)),
         charts.points(success_rows, "when", "value", "curve", tell=("measure", "low", "high")),

@@ -30,13 +30,13 @@ def step_rows(steps: list[dict]) -> list[dict]:
     return rows
 
 
-def decode(found: dict, again: str) -> None:
-    """The decode, pass by pass, with drafts marked as accepted or rejected. `again`: the command that writes a new
-    example."""
-    steps = found["steps"]
+def decode(example: dict, write_command: str) -> None:
+    """The decode, pass by pass, with drafts marked as accepted or rejected. `write_command`: the command that writes a
+    new example."""
+    steps = example["steps"]
     rows = step_rows(steps)
     if len(rows) < 2:
-        raise RunError("example drafting.json shows no decode of several passes; write it again with: " + again)
+        raise RunError("example drafting.json shows no decode of several passes; write it again with: " + write_command)
     passes = range(1, len(rows) + 1)
     play(
         "Pass",

@@ -48,16 +48,16 @@ class Axis:
 
     title: str
     log: bool = False
-    least: float | None = None
+    lower: float | None = None
     """Where it begins; by default where the figures do, or at 0 for the vertical one."""
-    most: float | None = None
+    upper: float | None = None
     names: bool = False
     """The places are names or whole numbers in the order of the rows, not points on a scale."""
     zero: bool | None = None
     """Whether it begins at 0; by default only the vertical one does."""
     ticks: Mapping[float, str] | None = None
     """Places that have words in place of figures; no other place has a mark."""
-    whole: bool = False
+    integer: bool = False
     """It counts: no tick lies between two whole numbers."""
 
 

@@ -93,7 +93,7 @@ def draw_outcomes(counts: list[tuple[int, int, int]]) -> Drawing:
         if turn_counts[part]
     ]
     marks = bars(outcome_rows, "turn", "calls", "outcome", stacked=True)
-    return drawing(Axis("turn", names=True), Axis("calls", whole=True), marks, looks=OUTCOMES, height=240)
+    return drawing(Axis("turn", names=True), Axis("calls", integer=True), marks, looks=OUTCOMES, height=240)
 
 
 def select_turn(row: Mapping) -> None:
@@ -203,7 +203,7 @@ def draw() -> None:
         turn_rows,
         "Calls of each turn. A failed call was executed without success, such as tests that do not pass; a broken one "
         "could not be parsed.",
-        then=select_turn,
+        on_click=select_turn,
     )
     steering(turn_rows, "episode-turns", "turn", [row["turn"] for row in turn_rows])
 

@@ -21,7 +21,7 @@ from etude.report.record import STAGES, collect
 from kit.disk import atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = ["FOLDER", "again", "arrays", "load", "remembered", "unreadable", "write_recipe"]
+__all__ = ["FOLDER", "format_write_command", "arrays", "load", "remembered", "unreadable", "write_recipe"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "examples"
 
@@ -141,15 +141,15 @@ def _load_arrays(path: Path, changed: int, size: int) -> dict[str, np.ndarray]:
     return arrays_by_name
 
 
-def unreadable(path: Path, why: object) -> RunError:
+def unreadable(path: Path, reason: object) -> RunError:
     """A one-line error about an example."""
     return RunError(
-        f"example {path.name} cannot be read ({' '.join(str(why).split())}); write it again with: "
-        f"{again(path.parent, path.name)}"
+        f"example {path.name} cannot be read ({' '.join(str(reason).split())}); write it again with: "
+        f"{format_write_command(path.parent, path.name)}"
     )
 
 
-def again(folder: Path, name: str = "") -> str:
+def format_write_command(folder: Path, name: str = "") -> str:
     """The command that writes the examples of a folder, or the one of this name."""
     if folder == FOLDER and name == "hints.json":
         return "python -m etude.example_hints"  # of the committed agent, which is there without its run
@@ -160,11 +160,11 @@ def again(folder: Path, name: str = "") -> str:
     )
 
 
-def remembered(*files: str, most: int = 1) -> Callable[[Callable], Callable]:
-    """Caches the last `most` results of a function until these files in its folder change."""
+def remembered(*files: str, max_results: int = 1) -> Callable[[Callable], Callable]:
+    """Caches the last `max_results` results of a function until these files in its folder change."""
 
     def decorate(function: Callable) -> Callable:
-        cached_function = lru_cache(most)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
+        cached_function = lru_cache(max_results)(lambda stamps, folder, *arguments: function(*arguments, folder=folder))
 
         @wraps(function)
         def call(*arguments: Any, folder: Path | None = None) -> Any:

@@ -42,12 +42,12 @@ def run_package() -> tuple[dict[str, str], dict[str, set[tuple[str, int]]]]:
 
 
 @lru_cache(64)
-def tried(way: str, least: int, most: float) -> tuple[PieceResult, ...]:
-    """All pieces of a way. `least` and `most` choose the groups of slices, and `least` is the fewest tests that must
-    fail."""
+def try_pieces(way: str, least: int, max_share: float) -> tuple[PieceResult, ...]:
+    """All pieces of a way. `least` and `max_share` choose the groups of slices, and `least` is the fewest tests that
+    must fail."""
     before, coverage = run_package()
     pieces = {
-        "slice": lambda: ref.slices(TREE, coverage, least, most),
+        "slice": lambda: ref.slices(TREE, coverage, least, max_share),
         "body": lambda: ref.bodies(TREE),
         "symbol": lambda: ref.symbols(TREE),
     }[way]()
@@ -69,7 +69,7 @@ def tried(way: str, least: int, most: float) -> tuple[PieceResult, ...]:
     return tuple(results)
 
 
-def gone(piece: ref.Piece | None) -> set[int]:
+def find_removed_lines(piece: ref.Piece | None) -> set[int]:
     """Lines that a piece takes."""
     return {
         line
@@ -83,7 +83,7 @@ def cells(piece: ref.Piece | None) -> np.ndarray:
     """Lines × tests: 0 not executed, 1 executed, 2 executed and gone, and 3 for what is gone and was not executed."""
     _, coverage = run_package()
     executed = np.array([[(ref.FILE, line) in coverage[test] for test in TESTS] for line in range(1, len(LINES) + 1)])
-    is_gone = np.isin(np.arange(1, len(LINES) + 1), [*gone(piece)])[:, None]
+    is_gone = np.isin(np.arange(1, len(LINES) + 1), [*find_removed_lines(piece)])[:, None]
     return np.where(executed, 1 + is_gone, 3 * is_gone)
 
 
@@ -105,9 +105,9 @@ def make_cell_rows(result: PieceResult | None) -> list[dict]:
     ]
 
 
-def picture(one: PieceResult | None) -> Drawing:
+def picture(result: PieceResult | None) -> Drawing:
     """The table of coverage with a piece marked, beside the program; tests that fail without it have a cross."""
-    gone_lines = gone(one.piece if one else None)
+    gone_lines = find_removed_lines(result.piece if result else None)
     source = [
         {
             "place": INDENT * (len(text) - len(text.lstrip())) - CODE,
@@ -120,13 +120,13 @@ def picture(one: PieceResult | None) -> Drawing:
         if text
     ]
     names: dict[float, str] = {
-        column: ("× " if one and test in one.failing else "") + test for column, test in enumerate(TESTS)
+        column: ("× " if result and test in result.failing else "") + test for column, test in enumerate(TESTS)
     }
     return drawing(
-        Axis("", least=-CODE - 0.5, most=len(TESTS) - 0.5, ticks=names),
-        Axis("", least=-len(LINES) - 0.5, most=-0.5, ticks={-line: str(line) for line in range(1, len(LINES) + 1)}),
+        Axis("", lower=-CODE - 0.5, upper=len(TESTS) - 0.5, ticks=names),
+        Axis("", lower=-len(LINES) - 0.5, upper=-0.5, ticks={-line: str(line) for line in range(1, len(LINES) + 1)}),
         boxes(
-            make_cell_rows(one),
+            make_cell_rows(result),
             "left",
             "right",
             "low",
@@ -179,7 +179,7 @@ def draw() -> None:
         bind="query-params",
         help="The largest share of all tests in the group of a slice.",
     )
-    results = tried(way, least, max_share)
+    results = try_pieces(way, least, max_share)
     number = fourth.slider(
         "Piece",
         1,
@@ -200,7 +200,11 @@ def draw() -> None:
         picture(result),
         "feature-deletion-coverage",
         [
-            {"line": line, "source": LINES[line - 1], "gone": line in gone(result.piece if result else None)}
+            {
+                "line": line,
+                "source": LINES[line - 1],
+                "gone": line in find_removed_lines(result.piece if result else None),
+            }
             | {test: bool(0 < cell < 3) for test, cell in zip(TESTS, executed[line - 1], strict=True)}
             for line in range(1, len(LINES) + 1)
         ],
@@ -246,7 +250,7 @@ def draw() -> None:
                 "bits, mean": float(np.mean([piece.hard.bits for piece in valid_pieces])) if valid_pieces else None,
             }
             for name in WAYS
-            for pieces in [tried(name, least, max_share)]
+            for pieces in [try_pieces(name, least, max_share)]
             for valid_pieces in [[piece for piece in pieces if not piece.faults]]
         ],
         "feature-deletion-ways",

@@ -28,7 +28,8 @@ LOOP_NOTES = {
 """Parts with a loop, and what it does."""
 STYLE = """<style>
 .recipe ol {list-style: none; margin: 0; padding: 0}
-.recipe > ol > li {border-left: 5px solid; border-radius: 6px; padding: .35rem .7rem; background: rgba(128, 136, 146, .09)}
+.recipe > ol > li {border-left: 5px solid; border-radius: 6px; padding: .35rem .7rem; \
+background: rgba(128, 136, 146, .09)}
 .recipe > ol > li {margin-top: .3rem}
 .recipe > ol > .after {margin-top: 1.3rem}
 .recipe > ol > .after::before {content: "↓"; display: block; margin-top: -1.55rem; padding-bottom: .1rem; opacity: .7}
@@ -36,7 +37,8 @@ STYLE = """<style>
 .recipe li .after::before {content: "→"; margin-right: .35rem; opacity: .7}
 .recipe .part {font-weight: 600; margin-right: .6rem}
 .recipe .again {font-size: .85rem; opacity: .8; margin: .1rem 0 0}
-.recipe li li a {border: 1px solid rgba(128, 136, 146, .6); border-radius: 6px; padding: .2rem .55rem; color: inherit; text-decoration: none;
+.recipe li li a {border: 1px solid rgba(128, 136, 146, .6); border-radius: 6px; padding: .2rem .55rem; \
+color: inherit; text-decoration: none;
   background: rgba(128, 136, 146, .1)}
 .recipe a:hover, .recipe a:focus-visible {outline: 2px solid #0072B2; outline-offset: 1px}
 </style>"""

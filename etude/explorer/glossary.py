@@ -23,7 +23,7 @@ def show_term(term: Term, linked_words: set[str]) -> None:
     see_also = ", ".join(f"[{word}](#{anchor(word)})" if word in linked_words else word for word in term.see)
     st.markdown(f"{term.says} See also: {see_also}." if see_also else term.says)
     with st.container(horizontal=True, gap="small"):
-        for place in term.where:
+        for place in term.places:
             if isinstance(place, int):
                 link("lesson", f"Lesson {place}", ":material/school:", n=f"{place:02d}")
             else:

@@ -8,9 +8,9 @@ import torch
 from kit.settings import RunError
 from ref.dr_grpo import FAMILY, family_loss, group_advantages
 
-__all__ = ["LONGEST", "MOST", "PRESETS", "Row", "checked", "columns", "decode", "encode", "family", "rows"]
+__all__ = ["LONGEST", "MAX_ROLLOUTS", "PRESETS", "Row", "checked", "columns", "decode", "encode", "family", "rows"]
 
-LONGEST, MOST = 2048, 32
+LONGEST, MAX_ROLLOUTS = 2048, 32
 """Maximum tokens per rollout and rollouts per group on this page."""
 PRESETS: dict[str, list[tuple[float, int, bool]]] = {
     "half right": [
@@ -96,16 +96,17 @@ def decode(text: str) -> list[Row]:
             group.append((*cells, length.endswith("x")))
     except ValueError:
         raise RunError("cannot read the group in the URL; showing the preset instead") from None
-    if len(group) > 10 * MOST:
+    if len(group) > 10 * MAX_ROLLOUTS:
         raise RunError(f"the group in the URL has {len(group)} rollouts; showing the preset instead")
     return group
 
 
 def checked(group: Sequence[Row]) -> tuple[list[float], list[int], list[bool]]:
     """Rewards, lengths and which rollouts were truncated. Raises RunError that names the first invalid cell."""
-    if not 2 <= len(group) <= MOST:
+    if not 2 <= len(group) <= MAX_ROLLOUTS:
         raise RunError(
-            f"a group needs 2 to {MOST} rollouts, got {len(group)}: a single rollout has nothing to compare with"
+            f"a group needs 2 to {MAX_ROLLOUTS} rollouts, got {len(group)}: a single rollout has "
+            f"nothing to compare with"
         )
     rewards, lengths, cut = [], [], [cut for *_, cut in group]
     for number, (reward, length, _) in enumerate(group, 1):

@@ -8,13 +8,13 @@ from environments.sandbox.visible import visible
 from etude.explorer.drawing import COLOURS, Axis, Drawing, Layer, Look, boxes, drawing, points, ranges, words
 from etude.explorer.hinting import NAMED, Case, Outcome, Read, Word, encoded
 from etude.explorer.rollouts import EDGES, END, box, chance, named
-from etude.played import split
+from etude.rollout_view import split
 from sims.recipe.agent import Language, parted
 
 __all__ = [
     "STYLE",
-    "apart",
-    "both",
+    "draw_divergences",
+    "make_outcome_rows",
     "context",
     "distributions",
     "placed",
@@ -28,7 +28,7 @@ SIDES: dict[str, Callable[[Outcome], float]] = {
     "student": lambda outcome: outcome.student,
     "teacher": lambda outcome: outcome.teacher,
 }
-STUDENT, TEACHER, APART = "blue", "orange", "purple"
+STUDENT, TEACHER, DIVERGENCE = "blue", "orange", "purple"
 SIDE = {"student": STUDENT, "teacher": TEACHER}
 NAMES = {"student": "student", "teacher": "teacher, under the hint"}
 LOOKS = {"student": Look(STUDENT), "teacher, under the hint": Look(TEACHER, mark="s")}
@@ -74,28 +74,28 @@ def add_class(piece: str, name: str) -> str:
     return piece.replace('class="said"', f'class="said {name}"', 1)
 
 
-def readings(found: Read, kind: str) -> str:
+def readings(reading: Read, kind: str) -> str:
     """The message three times as HTML: as the student reads it, as the teacher does, and how far they are apart. A
     token tells of both sides."""
-    max_divergence = max(word.apart[kind] for word in found.words)
+    max_divergence = max(word.divergences[kind] for word in reading.words)
     sides = (
-        ("student (stronger colour: less likely)", STUDENT, [1 - word.written.student for word in found.words]),
+        ("student (stronger colour: less likely)", STUDENT, [1 - word.outcome.student for word in reading.words]),
         (
             "teacher, under the hint (stronger colour: less likely)",
             TEACHER,
-            [1 - word.written.teacher for word in found.words],
+            [1 - word.outcome.teacher for word in reading.words],
         ),
         (
             "divergence (stronger colour: larger)",
-            APART,
-            [word.apart[kind] / max_divergence if max_divergence else 0.0 for word in found.words],
+            DIVERGENCE,
+            [word.divergences[kind] / max_divergence if max_divergence else 0.0 for word in reading.words],
         ),
     )
     return "".join(
         box(
             "".join(
                 render_token(word, kind, colour, strength)
-                for word, strength in zip(found.words, strengths, strict=True)
+                for word, strength in zip(reading.words, strengths, strict=True)
             ),
             colour,
             label,
@@ -107,10 +107,10 @@ def readings(found: Read, kind: str) -> str:
 def render_token(word: Word, kind: str, colour: str, strength: float) -> str:
     """A token with a background of this strength, in [0, 1], and what both sides say of it."""
     red, green, blue = (int(COLOURS[colour][i : i + 2], 16) for i in (1, 3, 5))
-    text = END if word.written.text is None else html.escape(visible(word.written.text)).replace("\n", "↵\n") or "∅"
+    text = END if word.outcome.text is None else html.escape(visible(word.outcome.text)).replace("\n", "↵\n") or "∅"
     style = f"background:rgba({red},{green},{blue},{0.05 + 0.6 * strength:.2f})"
     columns = "".join(f"<span>{html.escape(side)}</span>" for side in describe_sides(word))
-    head = html.escape(f"{named(word.written.text)}: {word.apart[kind]:.3f} nats apart")
+    head = html.escape(f"{named(word.outcome.text)}: {word.divergences[kind]:.3f} nats apart")
     return (
         f'<span class="token" style="{style}" tabindex="-1">{text}<span class="more">{head}<span '
         f'class="two">{columns}</span></span></span>'
@@ -120,32 +120,32 @@ def render_token(word: Word, kind: str, colour: str, strength: float) -> str:
 def describe_sides(word: Word) -> Iterator[str]:
     """What the student says of a token, and what the teacher does: its probability and what else is likely there."""
     for name, side in SIDES.items():
-        likeliest = sorted(word.others, key=side, reverse=True)[:NAMED]
+        likeliest = sorted(word.alternatives, key=side, reverse=True)[:NAMED]
         yield "\n".join(
             [
                 name,
-                f"{chance(side(word.written))} {named(word.written.text)}",
+                f"{chance(side(word.outcome))} {named(word.outcome.text)}",
                 "else:",
                 *(f"{chance(side(o))} {named(o.text)}" for o in likeliest),
             ]
         )
 
 
-def rows(found: Read) -> list[dict]:
+def rows(reading: Read) -> list[dict]:
     """Every token in figures, in order."""
     return [
         {
             "place": place,
-            "token": named(word.written.text),
-            "student": word.written.student,
-            "teacher": word.written.teacher,
+            "token": named(word.outcome.text),
+            "student": word.outcome.student,
+            "teacher": word.outcome.teacher,
         }
-        | word.apart
+        | word.divergences
         | {
-            f"{name}'s likeliest": named(max((word.written, *word.others), key=side).text)
+            f"{name}'s likeliest": named(max((word.outcome, *word.alternatives), key=side).text)
             for name, side in SIDES.items()
         }
-        for place, word in enumerate(found.words, 1)
+        for place, word in enumerate(reading.words, 1)
     ]
 
 
@@ -153,9 +153,9 @@ def make_token_axis(reading: Read) -> Axis:
     """The tokens of the message, side by side."""
     return Axis(
         "",
-        least=0.4,
-        most=len(reading.words) + 0.6,
-        ticks={place: format_token(word.written.text) for place, word in enumerate(reading.words, 1)},
+        lower=0.4,
+        upper=len(reading.words) + 0.6,
+        ticks={place: format_token(word.outcome.text) for place, word in enumerate(reading.words, 1)},
     )
 
 
@@ -164,13 +164,13 @@ def format_token(text: str | None) -> str:
     return END if text is None else named(text) or "∅"
 
 
-def probabilities(found: Read) -> Drawing:
+def probabilities(reading: Read) -> Drawing:
     """Probability of every token on both sides."""
-    token_rows = rows(found)
+    token_rows = rows(reading)
     marks = [row | {"side": name, "probability": row[side]} for side, name in NAMES.items() for row in token_rows]
     return drawing(
-        make_token_axis(found),
-        Axis("probability", least=-0.04, most=1.04),
+        make_token_axis(reading),
+        Axis("probability", lower=-0.04, upper=1.04),
         ranges(token_rows, "place", "student", "teacher"),
         points(marks, "place", "probability", "side", tell=("token",)),
         looks=LOOKS,
@@ -178,28 +178,28 @@ def probabilities(found: Read) -> Drawing:
     )
 
 
-def apart(found: Read, kind: str) -> Drawing:
+def draw_divergences(reading: Read, kind: str) -> Drawing:
     """How far both sides are apart at every token."""
-    bar_rows = [row | {"left": row["place"] - 0.3, "right": row["place"] + 0.3, "low": 0.0} for row in rows(found)]
-    bars = boxes(bar_rows, "left", "right", "low", kind, tell=("token", "place", kind), look=Look(APART))
-    return drawing(make_token_axis(found), f"{kind}, nats", bars, height=190)
+    bar_rows = [row | {"left": row["place"] - 0.3, "right": row["place"] + 0.3, "low": 0.0} for row in rows(reading)]
+    bars = boxes(bar_rows, "left", "right", "low", kind, tell=("token", "place", kind), look=Look(DIVERGENCE))
+    return drawing(make_token_axis(reading), f"{kind}, nats", bars, height=190)
 
 
-def both(word: Word) -> list[dict]:
+def make_outcome_rows(word: Word) -> list[dict]:
     """What a token may be, the written one first, and how likely that is on each side."""
     return [
         {
-            "token": format_token(outcome.text) + " (written)" * (outcome is word.written),
+            "token": format_token(outcome.text) + " (written)" * (outcome is word.outcome),
             "student": outcome.student,
             "teacher": outcome.teacher,
         }
-        for outcome in (word.written, *word.others)
+        for outcome in (word.outcome, *word.alternatives)
     ]
 
 
 def distributions(word: Word) -> Drawing:
     """One token's alternatives on both sides: two bars each, with their probabilities behind them."""
-    outcome_rows = both(word)
+    outcome_rows = make_outcome_rows(word)
     bars = [
         row | {"side": name, "low": low - place, "high": low + 0.36 - place, "left": 0.0, "right": row[side]}
         for (side, name), low in zip(NAMES.items(), (0.02, -0.38), strict=True)
@@ -209,11 +209,11 @@ def distributions(word: Word) -> Drawing:
         row | {"says": chance(row["right"]), "behind": row["right"] + 0.1, "middle": row["low"] + 0.18} for row in bars
     ]
     return drawing(
-        Axis("probability", least=0, most=1.2),
+        Axis("probability", lower=0, upper=1.2),
         Axis(
             "",
-            least=0.5 - len(outcome_rows),
-            most=0.5,
+            lower=0.5 - len(outcome_rows),
+            upper=0.5,
             ticks={-place: row["token"] for place, row in enumerate(outcome_rows)},
         ),
         boxes(bars, "left", "right", "low", "high", "side", tell=("token", "student", "teacher")),
@@ -223,9 +223,9 @@ def distributions(word: Word) -> Drawing:
     )
 
 
-def positions(case: Case, told: str) -> Drawing:
+def positions(case: Case, hint_text: str) -> Drawing:
     """Both sequences around the hint, and which position predicts the message's first token in each."""
-    hint, language = encoded(case, told), case.agent.language
+    hint, language = encoded(case, hint_text), case.agent.language
     begin, first = case.begin, max(0, case.begin - 1 - MAX_SHOWN_TOKENS // 2)
     context_tokens = [
         format_context_token(language, token) for token in case.tokens[first : min(case.end, begin + MAX_SHOWN_TOKENS)]
@@ -238,13 +238,13 @@ def format_context_token(language: Language, token: int) -> str:
     return {language.env: "env", language.agent: "agent"}.get(token) or format_token(language.decode([token]))
 
 
-def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> Drawing:
-    """`around`: tokens from position `first` on. The hint stands in front of number `at`, and the message begins one
-    later."""
+def placed(context_tokens: Sequence[str], at: int, hint: Sequence[str], first: int) -> Drawing:
+    """`context_tokens`: tokens from position `first` on. The hint stands in front of number `at`, and the message
+    begins one later."""
     tokens, arcs, heads = list[dict](), list[dict](), list[Layer]()
     for height, side, row, shift in (
-        (1, "student", around, 0),
-        (0, "teacher", [*around[:at], *hint, *around[at:]], len(hint)),
+        (1, "student", context_tokens, 0),
+        (0, "teacher", [*context_tokens[:at], *hint, *context_tokens[at:]], len(hint)),
     ):
         for place, text in enumerate(row):
             owner = (
@@ -284,10 +284,10 @@ def placed(around: Sequence[str], at: int, hint: Sequence[str], first: int) -> D
         for side in SIDE
     ]
     trap = [{"x": first + at, "y": y, "trap": TRAP} for y in (0.7, 0.3)] if hint else []
-    total = len(around) + len(hint)
+    total = len(context_tokens) + len(hint)
     return drawing(
-        Axis("position", least=first - 0.7, most=first + total - 0.3, whole=True),
-        Axis("", least=-0.45, most=1.75, ticks={0: "teacher", 1: "student"}),
+        Axis("position", lower=first - 0.7, upper=first + total - 0.3, integer=True),
+        Axis("", lower=-0.45, upper=1.75, ticks={0: "teacher", 1: "student"}),
         boxes(tokens, "left", "right", "low", "high", "whose", tell=("token", "who", "position"), shade="shade"),
         words(tokens, "position", "y", "short", tell=("token", "who", "position"), angle=300),
         Layer("line", trap, "x", "y", tell=("trap",), look=Look("red", ":")),

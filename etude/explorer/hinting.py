@@ -22,12 +22,12 @@ from sims.recipe.agent import Language
 
 __all__ = [
     "ANSWER",
-    "ITS",
+    "FAULT_HINT",
     "KINDS",
     "MESSAGE",
-    "OTHER",
+    "OTHER_HINT",
     "OWN",
-    "TOLD",
+    "HINT_SOURCES",
     "Case",
     "Read",
     "Word",
@@ -40,7 +40,7 @@ __all__ = [
 
 KINDS = ("reverse", "forward", "js")
 """Divergences of ref, its default first."""
-TOLD = ITS, OTHER, ANSWER, MESSAGE, OWN = (
+HINT_SOURCES = FAULT_HINT, OTHER_HINT, ANSWER, MESSAGE, OWN = (
     "its hint",
     "hint of another rollout",
     "the answer",
@@ -70,7 +70,7 @@ class Case:
     """The rule that the message broke."""
     says: str
     """Its hint."""
-    other: str
+    other_hint: str
     """The hint of another rollout."""
     text: str
     """The message."""
@@ -108,10 +108,10 @@ class Outcome:
 class Word:
     """A token of the message with both distributions."""
 
-    written: Outcome
-    others: tuple[Outcome, ...]
+    outcome: Outcome
+    alternatives: tuple[Outcome, ...]
     """What else is likely on a side, likeliest first."""
-    apart: dict[str, float]
+    divergences: dict[str, float]
     """Divergence of each of `KINDS`, nats."""
 
 
@@ -119,16 +119,16 @@ class Word:
 class Read:
     """Both readings of a message."""
 
-    where: Hinted
+    alignment: Hinted
     words: tuple[Word, ...]
     likelier: float
     """log of how many times as likely the whole message is under the hint, nats."""
 
 
-def case_of(agent: Agent, stamps: tuple, found: dict, number: int) -> Case:
+def case_of(agent: Agent, stamps: tuple, hints: dict, number: int) -> Case:
     """A rollout of hints.json. Raises ValueError for one that this agent cannot have written: its tokens spell
     something else."""
-    entry = found["rollouts"][number]
+    entry = hints["rollouts"][number]
     ids, begin, end, own = entry["tokens"], entry["begin"], entry["end"], entry["own"]
     is_valid = [begin, end] in own and all(len(span) == 2 and 1 < span[0] < span[1] <= len(ids) for span in own)
     is_valid = is_valid and all(0 <= token < agent.language.tokenizer.get_vocab_size() for token in ids)
@@ -136,13 +136,20 @@ def case_of(agent: Agent, stamps: tuple, found: dict, number: int) -> Case:
     if not is_valid or agent.language.decode(ids[begin : end - has_end]) != entry["text"]:
         raise ValueError(f"rollout {number + 1} is not one of {agent.name}")
     facts = {name: value for name, value in entry.items() if name in Case.__dataclass_fields__}
-    run_facts = {"own": tuple(map(tuple, own)), "tokens": tuple(ids), "temperature": float(found["temperature"])}
+    run_facts = {"own": tuple(map(tuple, own)), "tokens": tuple(ids), "temperature": float(hints["temperature"])}
+    run_facts["other_hint"] = entry["other"]
     return Case(**{"agent": agent, "stamps": stamps} | facts | run_facts)
 
 
-def words_of(case: Case, told: str, own: str) -> str:
+def words_of(case: Case, source: str, own: str) -> str:
     """What the teacher is told, in words; `own` are the reader's."""
-    return {ITS: case.says, OTHER: case.other, ANSWER: case.answer, MESSAGE: f"error:\n{case.text}", OWN: own}[told]
+    return {
+        FAULT_HINT: case.says,
+        OTHER_HINT: case.other_hint,
+        ANSWER: case.answer,
+        MESSAGE: f"error:\n{case.text}",
+        OWN: own,
+    }[source]
 
 
 def encoded(case: Case, words: str) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def compute_categorical_moments(divergence: float, seed: int) -> dict[str, tuple
     return enumerate_moments(*make_categorical(divergence, seed))
 
 
-@examples.remembered("token-distributions.npz", most=4)
+@examples.remembered("token-distributions.npz", max_results=4)
 def compute_token_moments(folder: Path | None = None) -> dict[str, tuple[float, float]]:
     return enumerate_moments(*token_heads(folder=folder))
 
@@ -228,7 +228,7 @@ def draw() -> None:
         )
     with fourth:
         seed = st.slider("Seed", 0, 99, 0, key="seed", bind="query-params")
-    folder = provenance.chosen("token-distributions.npz") if family == FAMILIES[2] else None
+    folder = provenance.choose_examples("token-distributions.npz") if family == FAMILIES[2] else None
     rows, values = estimates(family, divergence, samples, seed, folder)
     left, right = st.columns(2)
     with left:

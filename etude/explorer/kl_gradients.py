@@ -9,7 +9,7 @@ from etude.explorer.page import table
 from etude.explorer.spans import exact
 from sims import kl_variance
 
-__all__ = ["ROUNDING", "gradients", "said", "section"]
+__all__ = ["ROUNDING", "gradients", "format_gradients", "section"]
 
 MEASURE_COLUMNS = {
     "size": "size",
@@ -36,7 +36,7 @@ def gradients() -> list[dict]:
     return list(rows.values())
 
 
-def said() -> list[dict]:
+def format_gradients() -> list[dict]:
     """The rows of `gradients`, with exact zeros in words."""
     return [
         {"gradient": row["gradient"]}
@@ -57,5 +57,5 @@ def section() -> None:
         "is the true gradient, and a zero gradient has distance 1."
     )
     with st.expander("Predict each gradient, then open the table"):
-        table(gradients(), "kl-gradients", said())
+        table(gradients(), "kl-gradients", format_gradients())
         st.caption(f"Exact zeros are identities; in float64 the enumeration is within {ROUNDING:g} of them.")

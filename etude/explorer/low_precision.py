@@ -32,7 +32,7 @@ SHARED: dict[str, Callable[[Tensor], Tensor]] = {
     "NVFP4, per token and 16": lambda x: quant.rounded(x, "nvfp4-token"),
 }
 """What shares a scale, and a matrix rounded in that way."""
-WHO = ("earlier tokens", "rest of its token", "its block of 16")
+GROUPS = ("earlier tokens", "rest of its token", "its block of 16")
 LARGE = 1e6
 """The outlier with which the page begins: too large for every format's scales, so that the lines of the picture
 part."""
@@ -62,7 +62,7 @@ def make_groups() -> dict[str, Tensor]:
     """The numbers that may suffer, each group a mask [TOKENS, WIDTH]."""
     row, column = torch.meshgrid(torch.arange(TOKENS), torch.arange(WIDTH), indexing="ij")
     last = row == TOKENS - 1
-    return dict(zip(WHO, (~last, last & (column >= 16), last & (column < 16) & (column != AT)), strict=True))
+    return dict(zip(GROUPS, (~last, last & (column >= 16), last & (column < 16) & (column != AT)), strict=True))
 
 
 @lru_cache(128)
@@ -85,9 +85,9 @@ def payers(outlier: float, seed: int) -> list[dict]:
     return rows
 
 
-def lost(row: dict, who: str) -> str:
+def format_lost_share(row: dict, group: str) -> str:
     """Which share of a group becomes zero without the outlier, and with it."""
-    calm_share, outlier_share = row[f"lost without, {who}"], row[f"lost, {who}"]
+    calm_share, outlier_share = row[f"lost without, {group}"], row[f"lost, {group}"]
     return exact(outlier_share) if calm_share == outlier_share == 0 else f"{calm_share:.1%} → {outlier_share:.1%}"
 
 
@@ -168,7 +168,8 @@ def render_line(conversion: Way) -> str:
         label = f"<b>{value:.4g}</b>" if is_rounded else f"{value:.4g}"
         marks.append(
             f"<span "
-            f'style="position:absolute;left:{percent:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">{label}</span>'
+            f'style="position:absolute;left:{percent:.2f}%;top:3.1em;transform:translateX(-50%);font-size:.75em">'
+            f"{label}</span>"
         )
     if math.isfinite(conversion.quotient):
         percent = 100 * min(max((conversion.quotient - low) / (high - low), 0), 1)
@@ -184,13 +185,19 @@ def render_heat(x: Tensor, rounded_batch: Tensor) -> str:
     for row, (numbers, rounded_numbers) in enumerate(zip(x.tolist(), rounded_batch.tolist(), strict=True)):
         for column, (original, rounded) in enumerate(zip(numbers, rounded_numbers, strict=True)):
             loss_share = min(abs(rounded - original) / abs(original), 1.0) if original else 0.0
-            style = f"{tint('orange', loss_share**0.5)};outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
+            style = (
+                f"{tint('orange', loss_share**0.5)};"
+                f"outline:{'2px solid' if (row, column) == (TOKENS - 1, AT) else '0'} {COLOURS['red']}"
+            )
             title = f"token {row + 1}, number {column + 1}: {original:.4g} becomes {rounded:.4g}"
             cell_spans.append(
                 f'<span title="{title}" '
                 f'style="{style};text-align:center;overflow:hidden">{"" if rounded else "×"}</span>'
             )
-    grid = f"display:grid;grid-template-columns:repeat({WIDTH},1fr);grid-auto-rows:1.1em;gap:1px;font-size:.7rem;line-height:1.1em"
+    grid = (
+        f"display:grid;grid-template-columns:repeat({WIDTH},1fr);grid-auto-rows:1.1em;gap:1px;"
+        "font-size:.7rem;line-height:1.1em"
+    )
     return f'<div class="heat" style="{grid}">{"".join(cell_spans)}</div>'
 
 
@@ -268,10 +275,10 @@ def show_outlier_section() -> None:
         *(
             (
                 f"Lost, {group}",
-                lost(row, group),
+                format_lost_share(row, group),
                 "Share of these numbers that become zero: with 1 in the outlier's place → with the outlier.",
             )
-            for group in WHO
+            for group in GROUPS
         ),
         (
             "Past numbers that change",
@@ -292,7 +299,7 @@ def show_outlier_section() -> None:
         "Each row is a token, the last one at the bottom; the outlier is framed. Colour: relative error of a "
         "number; ×: it became zero."
     )
-    group = st.radio("Error of", WHO, key="whose", bind="query-params", horizontal=True)
+    group = st.radio("Error of", GROUPS, key="whose", bind="query-params", horizontal=True)
     sweep = [
         {"outlier": size, "scale": payer["scale"], "error": payer[f"error, {group}"]}
         for size in OUTLIERS

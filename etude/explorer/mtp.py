@@ -16,7 +16,7 @@ from ref import mtp
 from ref.engine import decoder
 from sims import drafting
 
-MEASURED = Path(__file__).resolve().parents[2] / "results" / "figures" / "mtp.json"
+RECORD_PATH = Path(__file__).resolve().parents[2] / "results" / "figures" / "mtp.json"
 MAX_DRAFTS = 8
 """Maximum number of drafts per pass on the sliders."""
 
@@ -30,14 +30,14 @@ MEASUREMENT_KEYS = {
 """Required keys of a measurement."""
 
 
-def measured() -> dict[int, dict]:
+def load_measurements() -> dict[int, dict]:
     """The rows of `etude figure mtp`, the user's or the committed ones, by number of drafts: acceptance, costs in
     passes over one row, speed-up. Raises RunError if there are none."""
-    path = provenance.newest(MEASURED)
+    path = provenance.newest(RECORD_PATH)
     try:
         return _load_measurements(*files.stamp(path))
     except (OSError, ValueError, RecursionError) as error:
-        location = f"results/figures/{path.name}" if path == MEASURED else path
+        location = f"results/figures/{path.name}" if path == RECORD_PATH else path
         raise RunError(f"{location} cannot be read ({error}); measure it again with: etude figure mtp") from None
 
 
@@ -57,7 +57,7 @@ def _load_measurements(path: Path, mtime_ns: int, size: int) -> dict[int, dict]:
 def speeds(alpha: float, cost: float, verify: float, opening: float, folder: Path | None = None) -> list[dict]:
     """One row per number of drafts: tokens per pass and speed-up as predicted by `sims/drafting.py`, and the measured
     speed-up."""
-    measurements, lengths, rows = measured(), np.array(examples.load("drafting", folder)["turns"]), []
+    measurements, lengths, rows = load_measurements(), np.array(examples.load("drafting", folder)["turns"]), []
     for drafts in range(1, MAX_DRAFTS + 1):
         row = {
             "drafts": drafts,
@@ -99,7 +99,7 @@ def draw_acceptance_by_depth(rows: list[dict], alpha: float) -> None:
     chart(
         drawing(
             Axis("depth of the draft", names=True),
-            Axis("share accepted with all before it", most=1.05),
+            Axis("share accepted with all before it", upper=1.05),
             bars(count_rows, "depth", "share", "what", stacked=True, tell=("drafted", "accepted")),
             lines(alpha_rows, "depth", "from α", "what"),
             points(alpha_rows, "depth", "from α", "what"),
@@ -121,7 +121,7 @@ def draw_speed_by_drafts(rows: list[dict], drafts: int) -> None:
     measured_rows = [{"how": "measured", "speed-up": row["measured"]} | row for row in rows if "measured" in row]
     chart(
         drawing(
-            Axis("drafts per pass", least=0.7, most=MAX_DRAFTS + 0.3),
+            Axis("drafts per pass", lower=0.7, upper=MAX_DRAFTS + 0.3),
             "speed-up over plain decoding",
             rule(x=drafts),
             rule(y=1, look=Look("grey", ":")),
@@ -143,8 +143,8 @@ def draw_speed_by_drafts(rows: list[dict], drafts: int) -> None:
 
 
 def draw() -> None:
-    folder = provenance.chosen("drafting.json")
-    measurements, example = measured(), examples.load("drafting", folder)
+    folder = provenance.choose_examples("drafting.json")
+    measurements, example = load_measurements(), examples.load("drafting", folder)
     deepest = measurements[max(measurements)]
 
     def clip_measurement(key: str, low: float, high: float) -> tuple[float, float, float]:
@@ -208,14 +208,15 @@ def draw() -> None:
     with right:
         draw_speed_by_drafts(rows, drafts)
     st.caption(
-        f"Measured values, and the starting values of the sliders: {provenance.recorded(provenance.newest(MEASURED))}."
+        f"Measured values, and the starting values of the sliders: "
+        f"{provenance.recorded(provenance.newest(RECORD_PATH))}."
     )
     st.subheader("One decode, pass by pass")
     st.markdown(
         f"The agent after RL, greedy, on `{example['task']}`. In {example['identical']} of {example['tasks']} tasks, "
         "all tokens are the same as in plain decoding: drafts change only the speed."
     )
-    decode(example, examples.again(folder))
+    decode(example, examples.format_write_command(folder))
 
 
 PAGE = Page(

@@ -164,7 +164,10 @@ def render_matrix(tensor: Tensor) -> str:
         for c, value in enumerate(entries, 1)
     )
     rows, columns = tensor.shape
-    shape = f"grid-template-columns:repeat({columns},1fr);aspect-ratio:{columns}/{rows};max-width:{14 * columns}px;border:1px solid {COLOURS['grey']}"
+    shape = (
+        f"grid-template-columns:repeat({columns},1fr);aspect-ratio:{columns}/{rows};max-width:{14 * columns}px;"
+        f"border:1px solid {COLOURS['grey']}"
+    )
     return f'<div class="matrix" style="display:grid;{shape}">{cells}</div>'
 
 
@@ -240,7 +243,7 @@ def draw_rounds(shape: tuple[int, int], decades: float, seed: int, dtype: str, s
         chart(
             drawing(
                 Axis("singular value over ‖G‖", log=True),
-                Axis("after the rounds", most=1.3),
+                Axis("after the rounds", upper=1.3),
                 lines(curve_rows, "share of ‖G‖", "after"),
                 points(own(G, steps, dtype), "share of ‖G‖", "after", look=Look("orange", mark="s")),
                 *(rule(f"{y}", y=y) for y in (0.68, 1.21)),

@@ -172,13 +172,15 @@ def reading(layout: str, code: int) -> str:
     )
 
 
-def verdict(taken: Way) -> str:
+def verdict(conversion: Way) -> str:
     """Why the number became this one of the values that the format has."""
-    q, rounded_value, values = taken.quotient, taken.rounded, grid(taken.layout)
-    if math.isnan(taken.back) or math.isinf(taken.number) and math.isinf(rounded_value):
-        result = "All numbers that share its scale are lost." if taken.scales else "The result is not finite either."
+    q, rounded_value, values = conversion.quotient, conversion.rounded, grid(conversion.layout)
+    if math.isnan(conversion.back) or math.isinf(conversion.number) and math.isinf(rounded_value):
+        result = (
+            "All numbers that share its scale are lost." if conversion.scales else "The result is not finite either."
+        )
         return f"Not finite. {result}"
-    if not q and taken.number:
+    if not q and conversion.number:
         return "The scale is too small for its own format and became zero, and with it the number."
     if q == rounded_value:
         return "A value of the format: no rounding error."
@@ -193,8 +195,10 @@ def verdict(taken: Way) -> str:
     return f"Nearer to {rounded_value:g} than to {neighbour:g}{': it becomes zero' if not rounded_value else ''}."
 
 
-def near(taken: Way, each: int = 2) -> list[float]:
-    """The format's values around the quotient, `each` on either side of the pair that holds it."""
-    values = grid(taken.layout)
-    index = int(np.searchsorted(values, taken.quotient)) if not math.isnan(taken.quotient) else len(values) // 2
-    return values[max(0, min(index - each, len(values) - 2 * each)) : max(index + each, 2 * each)].tolist()
+def near(conversion: Way, count: int = 2) -> list[float]:
+    """The format's values around the quotient, `count` on either side of the pair that holds it."""
+    values = grid(conversion.layout)
+    index = (
+        int(np.searchsorted(values, conversion.quotient)) if not math.isnan(conversion.quotient) else len(values) // 2
+    )
+    return values[max(0, min(index - count, len(values) - 2 * count)) : max(index + count, 2 * count)].tolist()

@@ -11,7 +11,7 @@ from ref import packing
 from ref.network import Config, Transformer
 from ref.network.model import visible
 
-__all__ = ["colour_of", "laid", "mask", "mask_drawn", "pairs", "rows_drawn", "seen_by_strangers"]
+__all__ = ["colour_of", "place_sequences", "mask", "mask_drawn", "pairs", "rows_drawn", "seen_by_strangers"]
 
 CELLS = 40
 """Cells on a side of the drawn mask: each stands for as many tokens as fit."""
@@ -20,7 +20,7 @@ MAX_ROWS = 24
 """Rows that are drawn."""
 
 
-def laid(lengths: Tensor, own: Tensor, width: int) -> list[dict]:
+def place_sequences(lengths: Tensor, own: Tensor, width: int) -> list[dict]:
     """The sequences `own` (their numbers) in rows of `width` tokens: one dictionary for each, in the order of rows and
     places."""
     row, start = packing.rows(lengths[own], width)
@@ -125,5 +125,8 @@ def mask_drawn(kinds: list[list[str]]) -> str:
         for kind, (label, style) in looks.items()
         if kind != "later"
     )
-    shape = f"display:grid;grid-template-columns:repeat({len(kinds)},1fr);max-width:26rem;aspect-ratio:1;border:1px solid {COLOURS['grey']}"
+    shape = (
+        f"display:grid;grid-template-columns:repeat({len(kinds)},1fr);max-width:26rem;aspect-ratio:1;"
+        f"border:1px solid {COLOURS['grey']}"
+    )
     return f'<div style="font-size:.85rem;margin-bottom:.4rem">{key}</div><div style="{shape}">{cells}</div>'

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rule
-from etude.explorer.packed_rows import laid, mask, mask_drawn, pairs, rows_drawn, seen_by_strangers
+from etude.explorer.packed_rows import mask, mask_drawn, pairs, place_sequences, rows_drawn, seen_by_strangers
 from etude.explorer.page import Page, folded, table
 from etude.explorer.spans import exact, metrics
 from ref import packing
@@ -28,7 +28,7 @@ LOOKS = {"in turn": Look("orange", ":", "^"), "by tokens": Look("blue", "--", "s
 
 
 @lru_cache(64)
-def drawn(count: int, median: int, sigma: float, width: int, seed: int) -> Tensor:
+def sample_lengths(count: int, median: int, sigma: float, width: int, seed: int) -> Tensor:
     """Lognormal lengths [count] in tokens, from 1 to a row's width, as in the demonstration of `ref/packing.py`."""
     generator = torch.Generator().manual_seed(seed)
     return (median * torch.exp(sigma * torch.randn(count, generator=generator))).long().clamp(1, width)
@@ -41,7 +41,7 @@ INITIAL_ROW = 2
 """The row with which the page begins: the first of the first rank with three sequences."""
 
 
-def dealt(lengths: Tensor, costs: Tensor, ranks: int) -> dict[str, Tensor]:
+def assign_ranks(lengths: Tensor, costs: Tensor, ranks: int) -> dict[str, Tensor]:
     """The rank of each sequence under each way of dealing: in turn, evenly by tokens, and evenly by cost."""
     return {
         "in turn": torch.arange(len(lengths)) % ranks,
@@ -66,7 +66,7 @@ def compute_bound(costs: Tensor, rank_of: Tensor, ranks: int) -> float:
 def ways(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
     """One row for each way of dealing. Loads are over their mean; a step takes as long as its slowest rank."""
     costs, rows = cost(lengths), []
-    for name, rank_of in dealt(lengths, costs, ranks).items():
+    for name, rank_of in assign_ranks(lengths, costs, ranks).items():
         rank_loads = compute_loads(costs, rank_of, ranks)
         rows.append(
             {
@@ -84,7 +84,7 @@ def ways(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
 def bars(lengths: Tensor, cost: packing.Cost, ranks: int) -> list[dict]:
     """One row for each rank and way of dealing, ranks ordered by their load."""
     costs, rows = cost(lengths), []
-    for name, rank_of in dealt(lengths, costs, ranks).items():
+    for name, rank_of in assign_ranks(lengths, costs, ranks).items():
         rank_loads = compute_loads(costs, rank_of, ranks)
         tokens, count = compute_loads(lengths.double(), rank_of, ranks), rank_of.bincount(minlength=ranks)
         for place, rank in enumerate(rank_loads.argsort(descending=True, stable=True).tolist(), 1):
@@ -115,7 +115,7 @@ def draw_controls() -> tuple[Tensor, packing.Cost, int, int]:
     width = width_column.select_slider("Row, tokens", WIDTHS, 16_384, key="width", bind="query-params")
     cost = cost_column.selectbox("What a sequence costs", COSTS, key="pay", bind="query-params")
     seed = seed_column.slider("Seed of the lengths", 0, 20, 0, key="lengths-seed", bind="query-params")
-    return drawn(count, median, sigma, width, seed), COSTS[cost](), ranks, width
+    return sample_lengths(count, median, sigma, width, seed), COSTS[cost](), ranks, width
 
 
 def draw() -> None:
@@ -171,7 +171,7 @@ def draw() -> None:
             "Tokens and load of each rank.",
         )
     folded(rows, "packing-ways", "Load, bound and waiting by assignment")
-    draw_rows(lengths, dealt(lengths, costs, ranks)["by cost"], ranks, width)
+    draw_rows(lengths, assign_ranks(lengths, costs, ranks)["by cost"], ranks, width)
 
 
 def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
@@ -184,7 +184,7 @@ def draw_rows(lengths: Tensor, rank_of: Tensor, ranks: int, width: int) -> None:
         ),
         ranks,
     )
-    pieces = laid(lengths, (rank_of == rank - 1).nonzero()[:, 0], width)
+    pieces = place_sequences(lengths, (rank_of == rank - 1).nonzero()[:, 0], width)
     if not pieces:
         st.info(f"Rank {rank} has no sequence: there are fewer of them than ranks.")
         return

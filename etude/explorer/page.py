@@ -63,7 +63,7 @@ class Page:
 def show(page: Page) -> None:
     """Draws the complete page. A problem with a folder or a file shows up as one line on the page."""
     st.title(page.title)
-    st.markdown(page.says, help=glossary.told(page.says) or None)
+    st.markdown(page.says, help=glossary.explain_terms(page.says) or None)
     for part in (_draw_body, _draw_question) if page.opens else (_draw_question, _draw_body):
         part(page)
     for code_object in page.code:

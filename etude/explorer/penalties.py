@@ -16,12 +16,12 @@ from etude.explorer.page import Page, steering, table
 from kit.settings import RunError
 from ref.engine.sampler import Segment
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from ref.rl import reward_terms
+from ref.rl import compute_reward_terms
 from ref.rollout import Rollout
 from ref.self_summary import Chain
-from sims.recipe.settings import Payment
+from sims.recipe.settings import RewardCoefficients
 
-DEFAULT_PAYMENT = Payment()
+DEFAULT_PAYMENT = RewardCoefficients()
 BENDS = (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 PRICES = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 MAX_WEIGHTS = {
@@ -51,8 +51,9 @@ def load_rollouts(folder: Path | None = None) -> list[dict]:
     return examples.load("rollouts", folder)["rollouts"]
 
 
-def compute_effort(rollout: dict, payment: Payment) -> tuple[float, dict[str, float]]:
-    """Effort of an example rollout in token equivalents, and the terms of its reward (`ref.rl.reward_terms`)."""
+def compute_effort(rollout: dict, payment: RewardCoefficients) -> tuple[float, dict[str, float]]:
+    """Effort of an example rollout in token equivalents, and the terms of its reward
+    (`ref.rl.compute_reward_terms`)."""
     own_tokens, given_tokens = rollout["own_tokens"], rollout["given_tokens"]
     sampled = torch.arange(own_tokens + given_tokens) < own_tokens
     no_experts = torch.zeros(len(sampled) - 1, 0, 1, dtype=torch.int16)
@@ -67,12 +68,12 @@ def compute_effort(rollout: dict, payment: Payment) -> tuple[float, dict[str, fl
     metrics = {name: float(rollout[name]) for name in ("calls", "turns", "invalid_calls")}
     sampled_rollout = Rollout(Chain([segment]), {"tests": float(rollout["success"])}, metrics)
     return (
-        -reward_terms(sampled_rollout, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"],
-        reward_terms(sampled_rollout, payment),
+        -compute_reward_terms(sampled_rollout, replace(payment, effort_price=1.0, k=0.0, q=0.0))["effort"],
+        compute_reward_terms(sampled_rollout, payment),
     )
 
 
-def rank_rollouts(rollouts: list[dict], payment: Payment) -> list[dict]:
+def rank_rollouts(rollouts: list[dict], payment: RewardCoefficients) -> list[dict]:
     """Rollouts by reward, best first, with their rank and its change from the ranking without a length penalty. Equal
     rewards share a rank."""
     unpenalized = replace(payment, effort_price=0.0)
@@ -163,8 +164,8 @@ def build_penalty_curve(k: float, q: float, max_effort: float) -> tuple[Drawing,
     ]
     bound = length_penalty(1e290 / k, k, q) if q > 1 and k > 0 else max_effort
     return drawing(
-        Axis(EFFORT, most=max_effort),
-        Axis("C(x)", most=max_effort),
+        Axis(EFFORT, upper=max_effort),
+        Axis("C(x)", upper=max_effort),
         lines(rows, "x", "C", "what"),
         *([rule("x → ∞: bound", y=bound, look=Look("purple", "-."))] if bound < max_effort else []),
         looks={"C(x)": Look("blue"), "k → 0: x itself": Look("grey", ":"), "q → 1: logarithm": Look("orange", "--")},
@@ -188,8 +189,8 @@ def build_slope(k: float, q: float, max_effort: float, ranking: list[dict]) -> t
         for row in ranking
     ]
     return drawing(
-        Axis(EFFORT, most=max_effort),
-        Axis("price of the next unit, C'(x)", most=1.05),
+        Axis(EFFORT, upper=max_effort),
+        Axis("price of the next unit, C'(x)", upper=1.05),
         lines(curve_rows, "x", "C'", "what"),
         points(mark_rows, "x", "C'", "what", tell=("rollout", "task")),
         looks={"C'(x)": Look("blue"), "rollout": Look("red", mark="o")},
@@ -208,7 +209,7 @@ def build_call_curves(max_calls: int, weights: EffortWeights, k: float, q: float
     return drawing("calls", "C(effort)", *layers, looks=WAYS), rows
 
 
-def draw_controls() -> Payment:
+def draw_controls() -> RewardCoefficients:
     """The payment set by the sliders. The six weights are collapsed unless the link sets one of them: on a narrow
     screen they would separate the curve from the sliders that bend it."""
     columns = st.columns(3)
@@ -258,7 +259,7 @@ def open_rollout(row: Mapping) -> None:
 
 
 def draw() -> None:
-    folder = provenance.chosen("rollouts.json")
+    folder = provenance.choose_examples("rollouts.json")
     payment = draw_controls()
     k, q = payment.k, payment.q
     try:
@@ -275,7 +276,7 @@ def draw() -> None:
         picture, picture_rows = build_slope(k, q, max_effort, rows)
         caption = "The slope of the penalty, the price of one more unit of effort, which acts on the policy."
         caption += " A click on a rollout opens it below." * (len(rows) > 1)
-        picked(picture, "marginal-cost", picture_rows, caption, then=open_rollout)
+        picked(picture, "marginal-cost", picture_rows, caption, on_click=open_rollout)
     left, right = st.columns(2)
     with left:
         max_calls = st.slider("Calls in the example", 1, 12, 6, key="calls", bind="query-params")

@@ -23,9 +23,9 @@ EVERY = 0.8
 Moment = TypeVar("Moment", int, float)
 
 
-def ahead(now: Moment, moments: Sequence[Moment]) -> Moment | None:
+def ahead(current: Moment, moments: Sequence[Moment]) -> Moment | None:
     """The first of the ordered moments that lies after this one; None at the end."""
-    return next((moment for moment in moments if now < moment), None)
+    return next((moment for moment in moments if current < moment), None)
 
 
 def play(
@@ -37,13 +37,13 @@ def play(
     *,
     least: Moment | None = None,
     step: Moment = 1,
-    one: str = "",
+    step_label: str = "",
     help: str | None = None,
 ) -> None:
     """Draws the slider, its buttons and what `show` draws for its value. `key`: the slider's. `moments`: where playing
     stops by, in order. The slider goes from `least`, by default the first of them, to the last, in steps of `step`, and
-    is at `begin` at first. `one`: what a button says that goes on by one moment. A single moment is shown without any
-    control."""
+    is at `begin` at first. `step_label`: what a button says that goes on by one moment. A single moment is shown
+    without any control."""
     least = moments[0] if least is None else least
     if least == moments[-1]:
         show(least)
@@ -77,7 +77,7 @@ def play(
             next_moment = ahead(state[key], moments)
             state[key] = state[key] if next_moment is None else next_moment
         is_playing = plays_key in state
-        left, right = st.columns([2, 1] if one else [4, 1], vertical_alignment="bottom")
+        left, right = st.columns([2, 1] if step_label else [4, 1], vertical_alignment="bottom")
         with left:
             if is_playing:
                 moment = state[f"{key}-playing"] = state[key]
@@ -93,9 +93,9 @@ def play(
                 icon=icon,
                 help="At the end it begins again.",
             )
-            if one:
+            if step_label:
                 st.button(
-                    one,
+                    step_label,
                     key=f"{key}-next",
                     on_click=advance,
                     icon=":material/skip_next:",

@@ -17,25 +17,25 @@ WIDTH, DPI = 6.4, 144
 """Inches, and dots of an inch."""
 
 
-def png(drawn: Drawing, wide: bool = False) -> bytes:
+def png(drawing: Drawing, wide: bool = False) -> bytes:
     """The picture as a file. `wide`: of one and a half times the width."""
     buffer = io.BytesIO()
-    printed(drawn, wide).savefig(buffer, format="png", dpi=DPI)
+    printed(drawing, wide).savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
-def printed(drawn: Drawing, wide: bool = False) -> Figure:
+def printed(drawing: Drawing, wide: bool = False) -> Figure:
     """The picture."""
-    fig = Figure(figsize=(WIDTH * (1.5 if wide else 1.0), max(2.6, drawn.height / 80)), layout="constrained")
-    sheet = _Sheet(fig.subplots(), drawn, _number_names(drawn))
-    _set_up_axes(sheet.ax, drawn, sheet.places)
-    for layer in drawn.layers:
+    fig = Figure(figsize=(WIDTH * (1.5 if wide else 1.0), max(2.6, drawing.height / 80)), layout="constrained")
+    sheet = _Sheet(fig.subplots(), drawing, _number_names(drawing))
+    _set_up_axes(sheet.ax, drawing, sheet.places)
+    for layer in drawing.layers:
         for name, rows in _split_series(layer):
             sheet.draw(layer, name, rows)
     handles, labels = sheet.ax.get_legend_handles_labels()
     # a series that has lines and marks stands there once
     handles_by_label = dict(zip(reversed(labels), reversed(handles)))
-    if len(handles_by_label) > 1 or any(layer.says for layer in drawn.layers):
+    if len(handles_by_label) > 1 or any(layer.says for layer in drawing.layers):
         unique_labels = [*dict.fromkeys(labels)]
         sheet.ax.legend(
             [handles_by_label[label] for label in unique_labels],
@@ -46,7 +46,7 @@ def printed(drawn: Drawing, wide: bool = False) -> Figure:
             loc="lower left",
             bbox_to_anchor=(0, 1),
         )
-    _set_limits(sheet.ax, drawn)
+    _set_limits(sheet.ax, drawing)
     return fig
 
 
@@ -69,7 +69,7 @@ def _set_up_axes(ax: Any, drawing: Drawing, places: dict[str, dict[str, int]]) -
             ax.tick_params(axis=name, labelrotation=60 if name == "x" else 0)
         elif axis.log:
             getattr(ax, f"set_{name}scale")("log")
-        elif axis.whole:
+        elif axis.integer:
             getattr(ax, f"{name}axis").get_major_locator().set_params(integer=True)
 
 
@@ -78,7 +78,7 @@ def _set_limits(ax: Any, drawing: Drawing) -> None:
     for name, axis in (("x", drawing.x), ("y", drawing.y)):
         if axis.names:
             continue
-        low = axis.least
+        low = axis.lower
         if (
             low is None
             and not axis.log
@@ -86,7 +86,7 @@ def _set_limits(ax: Any, drawing: Drawing) -> None:
             and not _has_negative(drawing, name)
         ):
             low = 0.0
-        getattr(ax, f"set_{name}lim")(low, axis.most)
+        getattr(ax, f"set_{name}lim")(low, axis.upper)
 
 
 def _has_negative(drawing: Drawing, name: str) -> bool:

@@ -27,10 +27,10 @@ __all__ = [
     "EXAMPLE",
     "KINDS",
     "RUNS",
-    "TAKEN",
+    "RESERVED_NAMES",
     "Source",
     "choice",
-    "chosen",
+    "choose_examples",
     "facts",
     "finished",
     "folders",
@@ -49,7 +49,7 @@ RECORDS = examples.FOLDER.parent / "figures"
 RECORD_PREFIX = "committed record "
 KINDS = ("recipe", "techniques", "experiments", "all")
 """Kinds of runs. The recipe's are those at both scales."""
-TAKEN = (EXAMPLE, "stage")
+RESERVED_NAMES = (EXAMPLE, "stage")
 """Names that a run cannot have here: a table column and the example. Such a run gets the name of its folder as a
 prefix."""
 
@@ -62,7 +62,7 @@ class Source:
     folder: Path
     facts: list[str]
     """Seed and machine, in words."""
-    ended: float
+    end_time: float
     """When its last stage ended, in seconds since 1970."""
 
 
@@ -82,7 +82,7 @@ def folders(kind: str = "recipe") -> dict[str, Path]:
             pass  # the recipe page says why
         if kind in ("all", kind_of(folder)):
             name = folder.relative_to(RUNS).as_posix()
-            paths[f"{RUNS.name}/{name}" if name in TAKEN or name.startswith(RECORD_PREFIX) else name] = folder
+            paths[f"{RUNS.name}/{name}" if name in RESERVED_NAMES or name.startswith(RECORD_PREFIX) else name] = folder
     if kind in ("all", "recipe"):
         paths[EXAMPLE] = examples.FOLDER / "recipe"
     if kind in ("all", "experiments"):
@@ -174,10 +174,10 @@ def finished() -> list[Source]:
             runs.append(Source(name, folder, facts(record), end_times[-1]))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass  # not finished, or broken; the committed example has no stages either
-    return sorted(runs, key=lambda run: -run.ended)
+    return sorted(runs, key=lambda run: -run.end_time)
 
 
-def chosen(*files: str, example: str = "recipe/config.json") -> Path:
+def choose_examples(*files: str, example: str = "recipe/config.json") -> Path:
     """Draws a box with the finished runs and the committed example, and a line that names the chosen one. Returns the
     folder with the `files` that the page shows. `example`: the file beside the committed example that says of which run
     it is."""
@@ -229,9 +229,9 @@ def choice(names: list[str], key: str) -> str:
     return state["seen"]
 
 
-def missing(what: str, names: list[str]) -> str:
+def missing(kind: str, names: list[str]) -> str:
     """One line about unknown names, whatever characters they contain."""
-    return f"There is no {what} {', '.join(plain(' '.join(name.split())[:80]) for name in names)} here."
+    return f"There is no {kind} {', '.join(plain(' '.join(name.split())[:80]) for name in names)} here."
 
 
 def plain(name: str) -> str:

@@ -46,11 +46,15 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where hovering finds a figure on a straight line."""
 SECONDS = 20.0
 """What the sessions of the first picture take."""
-RIGHT_EDIT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=SECONDS)
-WRONG_EDIT = Served(edited=True, quality=0.0, asked=False, open=False, broken=False, seconds=SECONDS)
-NEEDLESS_QUESTION = Served(edited=False, quality=0.0, asked=True, open=False, broken=False, seconds=SECONDS / 2)
-WELCOME_QUESTION = Served(edited=False, quality=0.0, asked=True, open=True, broken=False, seconds=SECONDS / 2)
-BROKEN_CALL = Served(edited=True, quality=1.0, asked=False, open=False, broken=True, seconds=SECONDS)
+RIGHT_EDIT = Served(edited=True, quality=1.0, has_question=False, open=False, has_broken_call=False, seconds=SECONDS)
+WRONG_EDIT = Served(edited=True, quality=0.0, has_question=False, open=False, has_broken_call=False, seconds=SECONDS)
+NEEDLESS_QUESTION = Served(
+    edited=False, quality=0.0, has_question=True, open=False, has_broken_call=False, seconds=SECONDS / 2
+)
+WELCOME_QUESTION = Served(
+    edited=False, quality=0.0, has_question=True, open=True, has_broken_call=False, seconds=SECONDS / 2
+)
+BROKEN_CALL = Served(edited=True, quality=1.0, has_question=False, open=False, has_broken_call=True, seconds=SECONDS)
 
 
 def worth(distil: Distilling, users: Users, batch: float) -> dict[str, tuple[float, float]]:
@@ -71,9 +75,9 @@ def worth(distil: Distilling, users: Users, batch: float) -> dict[str, tuple[flo
     }
 
 
-def even(found: dict[str, tuple[float, float]], name: str) -> float:
+def even(rewards: dict[str, tuple[float, float]], name: str) -> float:
     """The share of solved tasks, in [0, 1], below which this way is worth more than an edit."""
-    (low, high), (way_reward, _) = found["edit"], found[name]
+    (low, high), (way_reward, _) = rewards["edit"], rewards[name]
     return float(np.clip((way_reward - low) / (high - low), 0.0, 1.0)) if high > low else float(way_reward > low)
 
 
@@ -126,7 +130,7 @@ def build_dashboard(rows: list[dict]) -> Drawing:
     training_lines = lines(training_rows, "loop", "share", "what", thin=True, split="training", tell=("training",))
     return drawing(
         "loops of five hours",
-        Axis("share", most=1.02),
+        Axis("share", upper=1.02),
         training_lines,
         lines(mean_rows, "loop", "share", "what"),
         looks=dict(DASHBOARD_SERIES.values()),

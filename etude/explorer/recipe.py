@@ -6,14 +6,14 @@ from pathlib import Path
 import streamlit as st
 
 from etude import expected
-from etude.explorer import beside, curves, run_choice, run_files, run_rollouts, run_state
+from etude.explorer import curves, run_choice, run_comparison, run_files, run_rollouts, run_state
 from etude.explorer.charts import chart
 from etude.explorer.files import parse_csv
 from etude.explorer.page import ROOT, Page, folded, menu, table
 from etude.explorer.panels import PANELS, Panel
 from etude.explorer.provenance import EXAMPLE, plain
-from etude.explorer.run_kinds import Played
-from etude.figures import bound, laws, measured, of_sources
+from etude.explorer.run_kinds import RunData
+from etude.figures import bound, format_measured_value, laws, of_sources
 from etude.report.record import STAGES
 from sims.recipe import stages as recipe
 
@@ -30,13 +30,13 @@ def took() -> str:
     if not record:
         return ""
     minutes = record["runs"][0]["seconds"] / 60
-    machine = expected.told(record["machine"])
+    machine = expected.describe_machine(record["machine"])
     return f"`make small` starts a run. It took {minutes:.1f} minutes on {machine}, see results/recipe-small.json."
 
 
 def draw() -> None:
     st.caption(took())
-    runs, all_runs = run_choice.chosen()
+    runs, all_runs = run_choice.choose_runs()
     if not runs:
         return
     left, right = st.columns([4, 2])
@@ -52,12 +52,12 @@ def draw() -> None:
     )
 
 
-def _list_groups(runs: Sequence[Played]) -> list[str]:
+def _list_groups(runs: Sequence[RunData]) -> list[str]:
     """The groups of curves that can be drawn. A run of the recipe has, or will have, all of them."""
     return [group for group in PANELS if any(run.recipe or curves.has(run, group) for run in runs)] + [EVERY]
 
 
-def _draw_metric_controls(runs: Sequence[Played]) -> tuple[str, list[str]]:
+def _draw_metric_controls(runs: Sequence[RunData]) -> tuple[str, list[str]]:
     """Draws the boxes for one metric and the stages or arms in which it was logged."""
     names = curves.metrics_of(runs)
     if not names:
@@ -72,7 +72,7 @@ def _draw_metric_controls(runs: Sequence[Played]) -> tuple[str, list[str]]:
 
 def draw_results(
     places: dict[str, Path],
-    all_runs: Sequence[Played],
+    all_runs: Sequence[RunData],
     group: str,
     smooth: int,
     metric: str,
@@ -80,7 +80,7 @@ def draw_results(
     is_live: bool,
 ) -> None:
     """Everything that comes from files. While a run is in progress, this part is redrawn every few seconds."""
-    runs, error_messages = run_files.whole(places)
+    runs, error_messages = run_files.load_runs(places)
     for message in error_messages:
         st.error(message)
     if not runs:
@@ -97,7 +97,7 @@ def draw_results(
     for run in runs:
         _draw_experiment(run)
     _draw_success(runs)
-    if differences := beside.differences(runs):
+    if differences := run_comparison.differences(runs):
         with st.expander(f"Settings that differ: {len(differences)}"):
             table(differences, "settings")
     _draw_rollouts(runs)
@@ -118,7 +118,7 @@ def draw_results(
         st.rerun()  # stop refreshing
 
 
-def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
+def _draw_description(run: RunData, all_runs: Sequence[RunData]) -> None:
     """The origin of the run and its state."""
     origin = (
         "a committed record"
@@ -129,7 +129,7 @@ def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
     )
     kind = "" if run.technique == "recipe" else f" of {plain(run.technique)}"
     words = " · ".join(
-        [f"**{plain(run.name)}**, {origin}{kind}", run_state.said(run, all_runs), *map(plain, run.facts)]
+        [f"**{plain(run.name)}**, {origin}{kind}", run_state.describe_state(run, all_runs), *map(plain, run.facts)]
     )
     with st.container(horizontal=True, vertical_alignment="center"):
         if run_state.going(run):
@@ -137,19 +137,19 @@ def _draw_description(run: Played, all_runs: Sequence[Played]) -> None:
         st.caption(words)
 
 
-def _describe_runs(runs: Sequence[Played]) -> str:
+def _describe_runs(runs: Sequence[RunData]) -> str:
     """The runs of a chart, for its caption."""
     return f"{'Runs' if len(runs) > 1 else 'Run'}: {', '.join(curves.label(run) for run in runs)}."
 
 
-def _draw_panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
+def _draw_panel(panel: Panel, runs: Sequence[RunData], smooth: int) -> None:
     drawable_runs = [run for run in runs if curves.rows(panel, [run], smooth)]
     missing_names = [run.name for run in runs if run not in drawable_runs]
     if drawable_runs:
         st.markdown(f"**{panel.title}**")
         rows = curves.rows(panel, drawable_runs, smooth)
         chart(
-            curves.drawn(panel, smooth, tuple(drawable_runs)),
+            curves.draw_panel(panel, smooth, tuple(drawable_runs)),
             panel.name,
             rows,
             f"{panel.words} {_describe_runs(drawable_runs)}",
@@ -163,7 +163,7 @@ def _draw_panel(panel: Panel, runs: Sequence[Played], smooth: int) -> None:
         )
 
 
-def _draw_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequence[str]) -> None:
+def _draw_metric(runs: Sequence[RunData], smooth: int, metric: str, parts: Sequence[str]) -> None:
     rows = curves.metric_rows(metric, parts, runs, smooth)
     if rows:
         chart(
@@ -177,7 +177,7 @@ def _draw_metric(runs: Sequence[Played], smooth: int, metric: str, parts: Sequen
         st.info(f"{plain(', '.join(run.name for run in runs))}: no metrics along steps are recorded.")
 
 
-def _draw_experiment(run: Played) -> None:
+def _draw_experiment(run: RunData) -> None:
     """An experiment's picture and verdicts, or what a technique's run reported."""
     if run.picture:
         st.image(run.picture, caption=f"The picture of {run.name}.")
@@ -187,11 +187,15 @@ def _draw_experiment(run: Played) -> None:
     if run.claims:
         st.subheader(f"Verdicts of {plain(run.name)}")
         claims = [
-            {"claim": claim["claim"], "measured": measured(claim), "verdict": claim["verdict"]}
+            {"claim": claim["claim"], "measured": format_measured_value(claim), "verdict": claim["verdict"]}
             for claim in of_sources(run.claims)
         ]
         bounds = [
-            {"claim": claim["claim"], "measured": f"{measured(claim)}, {bound(claim)}", "verdict": claim["verdict"]}
+            {
+                "claim": claim["claim"],
+                "measured": f"{format_measured_value(claim)}, {bound(claim)}",
+                "verdict": claim["verdict"],
+            }
             for claim in laws(run.claims)
         ]
         table(claims + bounds, f"verdicts-{run.name}")
@@ -207,7 +211,7 @@ def _draw_experiment(run: Played) -> None:
             )
 
 
-def _draw_success(runs: Sequence[Played]) -> None:
+def _draw_success(runs: Sequence[RunData]) -> None:
     if not any(run.recipe or run.successes for run in runs):
         return
     st.subheader("Before and after RL")
@@ -220,14 +224,14 @@ def _draw_success(runs: Sequence[Played]) -> None:
         "On held-out tasks, whose target and helper functions are not in the training data. Brackets "
         "are 95% intervals over tasks."
     )
-    if len(runs) > 1 and (reached_rows := beside.reached(runs)):
-        if comparison := beside.comparable(runs):
+    if len(runs) > 1 and (reached_rows := run_comparison.reached(runs)):
+        if comparison := run_comparison.comparable(runs):
             st.markdown(comparison)
         table(reached_rows, "success-beside")
     folded(changes, "before-after", "Every measure, before and after")
 
 
-def _draw_rollouts(runs: Sequence[Played]) -> None:
+def _draw_rollouts(runs: Sequence[RunData]) -> None:
     """The last rollouts of each run, folded, or why there are none."""
     for run in runs:
         source, rollouts = run_rollouts.last(run)

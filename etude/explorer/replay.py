@@ -20,7 +20,7 @@ CHOICES = {"sampler": 210, "trainer's own": 90, "replayed": 45}
 """Whose choice of experts, and the size of its marks, square pixels."""
 
 
-@examples.remembered(*FILES, most=16)
+@examples.remembered(*FILES, max_results=16)
 def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     """The arrays of a rollout (`sims/examples.py`), experts as integer indices. Raises RunError if they do not belong
     to routing.json, for example because only one of the two files was rewritten."""
@@ -52,8 +52,8 @@ def stored(rollout: int, folder: Path | None = None) -> dict[str, Tensor]:
     }
 
 
-@examples.remembered(*FILES, most=512)
-def taken(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor, Tensor]:
+@examples.remembered(*FILES, max_results=512)
+def replay_experts(rollout: int, alpha: int, folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Experts [T−1, L, K] used by replay at the α with this index, and the scores [T−1, L, E] of that pass: the input
     of a layer depends on the experts used in the layers before it."""
     arrays = stored(rollout, folder=folder)
@@ -100,18 +100,18 @@ def quantiles(folder: Path | None = None) -> list[dict]:
     return rows
 
 
-@examples.remembered(*FILES, most=16)
+@examples.remembered(*FILES, max_results=16)
 def dropped(rollout: int, folder: Path | None = None) -> list[dict]:
     """One row per α: the share of the sampler's experts that the filter drops, and the share of used experts that the
     router did not choose."""
     arrays, rows = stored(rollout, folder=folder), []
     for index, alpha in enumerate(examples.load("routing", folder)["alphas"]):
-        used_experts = taken(rollout, index, folder=folder)[0].unbind(1)
+        used_experts = replay_experts(rollout, index, folder=folder)[0].unbind(1)
         rows.append(
             {
                 "α": alpha,
-                "dropped": router_replay.differing(used_experts, arrays["sampler"].unbind(1))["decisions"],
-                "not its own": router_replay.differing(used_experts, arrays["own"].unbind(1))["decisions"],
+                "dropped": router_replay.compare_experts(used_experts, arrays["sampler"].unbind(1))["decisions"],
+                "not its own": router_replay.compare_experts(used_experts, arrays["own"].unbind(1))["decisions"],
             }
         )
     return rows
@@ -121,7 +121,7 @@ def token_rows(rollout: int, layer: int, alpha: int, alphas: list[float], folder
     """One row per position: the token, the next token, the experts of one layer for all three, and the gap |log π − log
     μ| of the next token in nats, if the agent sampled it."""
     arrays, rollout_record = stored(rollout, folder=folder), examples.load("routing", folder)["rollouts"][rollout]
-    replayed_experts = taken(rollout, alpha, folder=folder)[0][:, layer]
+    replayed_experts = replay_experts(rollout, alpha, folder=folder)[0][:, layer]
     sampler_experts, trainer_experts = arrays["sampler"][:, layer], arrays["own"][:, layer]
     engines_differ, filter_dropped = (
         find_differences(sampler_experts, trainer_experts),
@@ -149,7 +149,7 @@ def fields(
 ) -> list[dict]:
     """One row per token of the window and expert: the router's probability, and whose choice it is. `rows`: those of
     `token_rows`."""
-    scores = taken(rollout, alpha, folder=folder)[1][:, layer].softmax(-1)
+    scores = replay_experts(rollout, alpha, folder=folder)[1][:, layer].softmax(-1)
     cells = []
     for row in rows[first : first + WINDOW]:
         position = row["position"]
@@ -184,11 +184,11 @@ def picture(rows: list[dict], layer: int, alpha: float) -> Drawing:
     ]
     looks = (Look("orange", mark="s"), Look("blue", mark="o"), Look("red", mark="x"))
     return drawing(
-        Axis("", least=min(tick_labels) - 0.5, most=max(tick_labels) + 0.5, ticks=tick_labels),
+        Axis("", lower=min(tick_labels) - 0.5, upper=max(tick_labels) + 0.5, ticks=tick_labels),
         Axis(
             f"expert of layer {layer + 1}",
-            least=-0.5,
-            most=experts[-1] + 0.5,
+            lower=-0.5,
+            upper=experts[-1] + 0.5,
             ticks={expert: str(expert) for expert in experts},
         ),
         boxes(
@@ -214,7 +214,7 @@ def build_mismatch_curve(alphas: list[float], rows: list[dict], alpha_index: int
 
 
 def draw() -> None:
-    folder = provenance.chosen(*FILES)
+    folder = provenance.choose_examples(*FILES)
     routing = examples.load("routing", folder)
     alphas, rollouts = routing["alphas"], routing["rollouts"]
     rollout_column, layer_column, alpha_column, first_column = st.columns(4)

@@ -7,15 +7,15 @@ import streamlit as st
 
 from etude.explorer import run_files
 from etude.explorer.provenance import KINDS, RUNS, folders, missing
-from etude.explorer.run_kinds import Played
+from etude.explorer.run_kinds import RunData
 from etude.explorer.run_state import going
 
-__all__ = ["chosen"]
+__all__ = ["choose_runs"]
 
 MAKES = {"techniques": "`etude run TECHNIQUE`", "experiments": "`etude figure NAME`"}
 
 
-def chosen() -> tuple[list[Played], list[Played]]:
+def choose_runs() -> tuple[list[RunData], list[RunData]]:
     """Draws the boxes, and a line for each broken run. Returns the runs to show, and all that were read."""
     all_folders = folders("all")
     left, right = st.columns([1, 3])
@@ -23,7 +23,7 @@ def chosen() -> tuple[list[Played], list[Played]]:
         kind = st.selectbox("Runs of", KINDS, key="kind", bind="query-params")
     url_names = _read_url_names(kind, all_folders)
     listed_folders = folders(kind) | {name: all_folders[name] for name in url_names}
-    runs, error_messages = run_files.whole(listed_folders)
+    runs, error_messages = run_files.load_runs(listed_folders)
     with right:
         names = _draw_choice([run.name for run in runs], all_folders, _find_newest(runs)) if runs else []
     for message in error_messages:
@@ -36,7 +36,7 @@ def chosen() -> tuple[list[Played], list[Played]]:
     return [by_name[name] for name in names], runs
 
 
-def _find_newest(runs: Sequence[Played]) -> str:
+def _find_newest(runs: Sequence[RunData]) -> str:
     """The newest run that was not abandoned."""
     return next((run.name for run in runs if not run.missing or going(run)), runs[0].name) if runs else ""
 

@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from etude.explorer.provenance import EXAMPLE
-from etude.explorer.run_kinds import Played, read
+from etude.explorer.run_kinds import RunData, read
 from kit.settings import RunError
 
-__all__ = ["load", "whole"]
+__all__ = ["load", "load_runs"]
 
 FILES = (
     "*.json",
@@ -25,11 +25,11 @@ FILES = (
 """Files of a run that the page depends on."""
 
 
-def whole(found: Mapping[str, Path]) -> tuple[list[Played], list[str]]:
+def load_runs(folders: Mapping[str, Path]) -> tuple[list[RunData], list[str]]:
     """The current runs in these folders, newest first and committed ones last, and an error line for each broken
     run."""
     runs, error_messages = [], []
-    for name, place in found.items():
+    for name, place in folders.items():
         try:
             runs.append(load(name, place))
         except RunError as error:
@@ -37,12 +37,12 @@ def whole(found: Mapping[str, Path]) -> tuple[list[Played], list[str]]:
     return sorted(runs, key=lambda run: (_rank_origin(run), -run.touched)), error_messages
 
 
-def _rank_origin(run: Played) -> int:
+def _rank_origin(run: RunData) -> int:
     """0 for a run on this machine, 1 for the committed example, 2 for a committed record."""
     return 2 if run.place.suffix == ".json" else int(run.name == EXAMPLE)
 
 
-def load(name: str, place: Path) -> Played:
+def load(name: str, place: Path) -> RunData:
     """A run as it is on disk now. Raises RunError if files are missing or damaged."""
     try:
         files = [place] if place.suffix == ".json" else sorted(path for part in FILES for path in place.glob(part))
@@ -52,5 +52,5 @@ def load(name: str, place: Path) -> Played:
 
 
 @lru_cache(256)
-def _load(name: str, place: Path, stamp: tuple) -> Played:
+def _load(name: str, place: Path, stamp: tuple) -> RunData:
     return read(name, place, max((ns / 1e9 for _, ns, _ in stamp), default=0.0))

@@ -13,14 +13,14 @@ import numpy as np
 
 from etude import figures
 from etude.explorer.provenance import facts, known_facts
-from etude.explorer.run_lines import counted, how_far, json_object, metrics_in, services_in
+from etude.explorer.run_lines import accumulate_tokens, how_far, json_object, metrics_in, services_in
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words
 from kit.disk import timings
 from kit.runs import flatten
 from kit.settings import RunError
 from sims.statistics import bootstrap, share
 
-__all__ = ["Played", "read"]
+__all__ = ["RunData", "read"]
 
 RECIPES = ("recipe", "recipe full")
 DRIFT_KEYS = ("drift", "engine_kl", "kl")
@@ -33,7 +33,7 @@ Success = tuple[str, tuple[float, float, float], tuple[float, float, float]]
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class RunData:
     """What the page shows of a run; its files have been checked by now. Equal only to itself, so pictures can be cached
     by it: a run that has written since then is a new object."""
 
@@ -74,7 +74,7 @@ class Played:
         return self.technique in RECIPES
 
 
-def read(name: str, place: Path, touched: float) -> Played:
+def read(name: str, place: Path, touched: float) -> RunData:
     """The run in a folder, or a committed record. `touched`: when it last wrote, in seconds since 1970. Raises RunError
     for files that are missing or cannot be read, and OSError, AttributeError, LookupError, TypeError or ValueError for
     what is not in the format of a run."""
@@ -96,7 +96,7 @@ def read(name: str, place: Path, touched: float) -> Played:
     return replace(read_kind(name, place, config, touched), machine=config["machine"])
 
 
-def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> RunData:
     """A run of the recipe, at either scale."""
     if (folder / "stages").is_dir():
         for path in sorted((folder / "stages").glob("*.json")):
@@ -115,7 +115,7 @@ def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> Playe
     if best != "best_of_8" and best in before | after:
         difference = in_words((evaluation.get("difference") or {}).get(best), "{:+.3f}")
         changes.append((best.replace("_", " "), in_words(before.get(best)), in_words(after.get(best)), difference))
-    return Played(
+    return RunData(
         name,
         folder,
         config["technique"],
@@ -140,7 +140,7 @@ def _list_planned_stages(config: dict) -> list[str]:
     return [replacements.get(stage, stage) for stage in STAGES if stage not in skipped_stages]
 
 
-def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_technique(name: str, folder: Path, config: dict, touched: float) -> RunData:
     """A technique's run at either scale: whatever stages it has, and the report that stands beside its settings in the
     end."""
     technique, settings = config["technique"], config["config"]
@@ -152,7 +152,7 @@ def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Pl
     successes, changes = _measure_held_out(technique, settings, record, result)
     if technique.endswith(" full"):
         metrics = {
-            ("rl" if any("reward" in line for line in lines) else stage): counted(lines)
+            ("rl" if any("reward" in line for line in lines) else stage): accumulate_tokens(lines)
             for stage, lines in metrics.items()
         }
     if technique == "async-rl":
@@ -163,7 +163,7 @@ def _read_technique(name: str, folder: Path, config: dict, touched: float) -> Pl
             for stage, lines in metrics.items()
         }
     done_stages = record["stages"] if record["stages"] or not is_over else dict.fromkeys(stages)
-    return Played(
+    return RunData(
         name,
         folder,
         technique,
@@ -201,14 +201,14 @@ def _measure_held_out(
     return [("sampled", first, last)], [("success, sampled", in_words(estimates[0]), in_words(estimates[1]), gain)]
 
 
-def _read_experiment(name: str, folder: Path, config: dict, touched: float) -> Played:
+def _read_experiment(name: str, folder: Path, config: dict, touched: float) -> RunData:
     """An experiment's run, finished or not."""
     record, experiment = collect(folder), config["technique"].partition(" ")[2]
     record_path = folder / f"{experiment}.json"
     result_record = json_object(record_path) if record_path.is_file() else {}
     metrics = metrics_in(folder)
     stages = list(dict.fromkeys([*record["seconds"], *metrics]))
-    return Played(
+    return RunData(
         name,
         folder,
         config["technique"],
@@ -223,7 +223,7 @@ def _read_experiment(name: str, folder: Path, config: dict, touched: float) -> P
     )
 
 
-def _read_record(name: str, path: Path, touched: float) -> Played:
+def _read_record(name: str, path: Path, touched: float) -> RunData:
     """An experiment's committed record. Its rows that have steps are curves: one for each arm."""
     record = json_object(path)
     curves: dict[str, list[dict]] = {}
@@ -239,7 +239,7 @@ def _read_record(name: str, path: Path, touched: float) -> Played:
             )
     seconds = record["seconds"]
     picture = path.with_suffix(".png")
-    return Played(
+    return RunData(
         name,
         path,
         f"figure {record['experiment']}",

@@ -8,7 +8,7 @@ from etude.async_timeline import events, trainings
 from kit.disk import read_json, read_lines, timings
 from kit.settings import RunError
 
-__all__ = ["counted", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
+__all__ = ["accumulate_tokens", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
 
 CLOCK_KEYS = ("what", "at", "began", "sent", "epoch", "version", "pid")
 """Of the trainer's events, what is no metric."""
@@ -19,7 +19,7 @@ def metrics_in(folder: Path) -> dict[str, list[dict]]:
     return {path.stem: lines_in(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
 
 
-def counted(lines: list[dict]) -> list[dict]:
+def accumulate_tokens(lines: list[dict]) -> list[dict]:
     """The lines of a full run with tokens counted from its beginning; there each line has those of its step."""
     total, counted_lines = 0.0, []
     for line in lines:

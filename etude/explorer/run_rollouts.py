@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from etude.explorer.run_kinds import Played
+from etude.explorer.run_kinds import RunData
 from etude.explorer.run_lines import json_object
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
@@ -16,9 +16,9 @@ from scaled.async_rl import services
 from sims.recipe import latest
 from sims.recipe.agent import Language
 
-__all__ = ["KEPT", "Rollout", "last", "silence"]
+__all__ = ["MAX_ROLLOUTS", "Rollout", "last", "silence"]
 
-KEPT = 4
+MAX_ROLLOUTS = 4
 """Rollouts that are shown."""
 
 
@@ -31,7 +31,7 @@ class Rollout:
     text: str
 
 
-def last(run: Played) -> tuple[str, list[Rollout]]:
+def last(run: RunData) -> tuple[str, list[Rollout]]:
     """What the last rollouts of a run are, in words, and some of them; none where it keeps none, or they cannot be
     read."""
     if run.technique == "async-rl":
@@ -43,7 +43,7 @@ def last(run: Played) -> tuple[str, list[Rollout]]:
     if run.examples:
         return "of the evaluation after RL, greedy", [
             Rollout(f"{describe_success(example['success'])}, task: {example['prompt']}", example["transcript"])
-            for example in run.examples[:KEPT]
+            for example in run.examples[:MAX_ROLLOUTS]
         ]
     try:
         return _read_newest(run.place)
@@ -67,7 +67,9 @@ def _read_newest(folder: Path) -> tuple[str, list[Rollout]]:
             )
             for rollout in content["rollouts"]
         ]
-        return f"of step {content['step']:g} of RL, {len(rollouts[:KEPT])} of one group", rollouts[:KEPT]
+        return f"of step {content['step']:g} of RL, {len(rollouts[:MAX_ROLLOUTS])} of one group", rollouts[
+            :MAX_ROLLOUTS
+        ]
     except (LookupError, TypeError, ValueError) as error:
         raise RunError(
             f"{paths[-1]} does not hold the last rollouts of a training ({type(error).__name__}: {error})"
@@ -87,7 +89,7 @@ def _read_trained(folder: Path, checkpoint: str, mtime_ns: int) -> tuple[str, li
     version, rollouts = last_steps[0]
     language = Language(load_tokenizer(Path(checkpoint) / "tokenizer.json"))
     rollout_texts = []
-    for rollout in rollouts[:KEPT]:
+    for rollout in rollouts[:MAX_ROLLOUTS]:
         texts = [language.decode(segment.tokens.tolist()) for segment in rollout.chain.segments]
         outcome = (
             f"{describe_success(rollout.metrics.get('success'))}, reward {rollout.reward:.3f}, contexts: {len(texts)}"
@@ -98,7 +100,7 @@ def _read_trained(folder: Path, checkpoint: str, mtime_ns: int) -> tuple[str, li
     return f"of the step that made version {version + 1}", rollout_texts
 
 
-def silence(run: Played) -> str:
+def silence(run: RunData) -> str:
     """Why there are no rollouts of a run, in words."""
     if run.technique.startswith("figure "):
         return "An experiment saves measurements and no rollouts."

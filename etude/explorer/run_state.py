@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude import expected
-from etude.explorer.run_kinds import Played
-from kit.disk import spent, timings
+from etude.explorer.run_kinds import RunData
+from kit.disk import sum_stage_seconds, timings
 
-__all__ = ["AWAY", "again", "going", "held", "left", "said", "where"]
+__all__ = ["AWAY", "make_resume_command", "going", "is_locked", "left", "describe_state", "find_position"]
 
 AWAY = 900.0
 """A copy of a run, which has no lock, counts as going on until it has written nothing for this many seconds."""
@@ -35,7 +35,7 @@ class Position:
     """Steps of the stage, where its settings say so."""
 
 
-def held(folder: Path) -> bool | None:
+def is_locked(folder: Path) -> bool | None:
     """Whether a process has the folder's lock; None if there is no lock to ask for."""
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
@@ -50,15 +50,15 @@ def held(folder: Path) -> bool | None:
     return False
 
 
-def going(run: Played) -> bool:
+def going(run: RunData) -> bool:
     """Whether a run is still going on."""
     if not run.missing:
         return False
-    has_lock = held(run.place)
+    has_lock = is_locked(run.place)
     return time.time() - run.touched < AWAY if has_lock is None else has_lock
 
 
-def where(run: Played) -> Position | None:
+def find_position(run: RunData) -> Position | None:
     """The step that an unfinished run has reached in its first unfinished stage; None before its first step."""
     stage = run.missing[0] if run.missing else ""
     logged_lines = run.metrics.get(stage) or (run.metrics.get("rl", []) if not run.recipe else [])
@@ -70,7 +70,7 @@ def where(run: Played) -> Position | None:
     return Position(stage, max(steps), count_steps(run, stage)) if steps else None
 
 
-def count_steps(run: Played, stage: str) -> float | None:
+def count_steps(run: RunData, stage: str) -> float | None:
     """How many steps a stage has by the run's settings; None where they do not say."""
     settings = run.settings
     try:
@@ -89,14 +89,14 @@ def count_steps(run: Played, stage: str) -> float | None:
         return None
 
 
-def left(run: Played, others: Iterable[Played]) -> str:
+def left(run: RunData, reference_runs: Iterable[RunData]) -> str:
     """How much longer a run will take, in words: as a finished one with the same settings took, or else as the steps of
     its stage did so far. Empty where neither is known."""
-    stage_seconds, position = spent(run.place), where(run)
+    stage_seconds, position = sum_stage_seconds(run.place), find_position(run)
     share = min(1.0, position.step / position.total) if position and position.total else 0.0
     similar_runs = [
         candidate
-        for candidate in others
+        for candidate in reference_runs
         if candidate.technique == run.technique and not candidate.missing and has_same_settings(run, candidate)
     ]
     for candidate in sorted(similar_runs, key=lambda candidate: -candidate.touched):
@@ -114,7 +114,7 @@ def left(run: Played, others: Iterable[Played]) -> str:
     return ""
 
 
-def has_same_settings(first_run: Played, second_run: Played) -> bool:
+def has_same_settings(first_run: RunData, second_run: RunData) -> bool:
     """Whether two runs differ in their seed alone."""
     first_settings, second_settings = (
         {key: value for key, value in run.settings.items() if key != "seed"} for run in (first_run, second_run)
@@ -122,23 +122,23 @@ def has_same_settings(first_run: Played, second_run: Played) -> bool:
     return first_settings == second_settings
 
 
-def said(run: Played, others: Iterable[Played] = ()) -> str:
+def describe_state(run: RunData, reference_runs: Iterable[RunData] = ()) -> str:
     """The state of a run in words."""
     if not run.missing:
         return "finished"
-    position = where(run)
+    position = find_position(run)
     position_text = run.missing[0]
     if position:
         position_text += f", step {position.step:g}" + (
             f" of {position.total:g}" if position.total and position.total >= position.step else ""
         )
     if going(run):
-        return ", ".join(filter(None, [f"running, at {position_text}", left(run, others)]))
+        return ", ".join(filter(None, [f"running, at {position_text}", left(run, reference_runs)]))
     minutes = (time.time() - run.touched) / 60
-    return f"interrupted {minutes:.0f} minutes ago at {position_text}; resume it with `{again(run)}`"
+    return f"interrupted {minutes:.0f} minutes ago at {position_text}; resume it with `{make_resume_command(run)}`"
 
 
-def again(run: Played) -> str:
+def make_resume_command(run: RunData) -> str:
     """The command with which an interrupted run goes on."""
     name, _, scale = run.technique.partition(" ")
     out = f"--out {shlex.quote(str(find_outer_folder(run.place)))} --resume"

@@ -41,7 +41,7 @@ def chain_of(contexts: list[list[int]], saved: int = 0) -> Chain:
     return Chain([make_segment(*counts) for counts in contexts], finished=True, saved=saved)
 
 
-def counted(pieces: list[dict]) -> list[int]:
+def count_tokens(pieces: list[dict]) -> list[int]:
     """[given, written, summary] token counts of some pieces of a context; summary tokens also count as written."""
     role_sizes = [(piece["role"], len(piece["tokens"])) for piece in pieces]
     return [
@@ -51,7 +51,7 @@ def counted(pieces: list[dict]) -> list[int]:
     ]
 
 
-@examples.remembered("chain.json", most=8)
+@examples.remembered("chain.json", max_results=8)
 def group_rows(number: int, folder: Path | None = None) -> list[dict]:
     """One row per rollout of the chain's group: its reward, its advantage, and its advantage under the common
     mistake."""
@@ -73,7 +73,7 @@ def group_rows(number: int, folder: Path | None = None) -> list[dict]:
                 "advantage": advantage,
                 "credit of each token": ", ".join(f"{value:+.3f}" for value in credit.tolist()),
                 "the trap": over_rows[offset].item(),
-                "tokens written": chain.written,
+                "tokens written": chain.num_sampled_tokens,
                 **{key: rollout[key] for key in ("tests", "effort", "invalid", "kl")},
             }
         )
@@ -110,7 +110,7 @@ def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: st
 
     picked(
         drawing(
-            Axis("piece of the chain", least=0.5, most=len(rows) + 0.5),
+            Axis("piece of the chain", lower=0.5, upper=len(rows) + 0.5),
             "tokens in the context",
             lines(
                 point_rows,
@@ -130,7 +130,7 @@ def draw_context_sizes(rows: list[dict], piece_count: int, trigger: int, key: st
         "Tokens in the context after each piece of the chain; the vertical line marks the current piece. A click "
         "selects another one.",
         wide=True,
-        then=select_piece,
+        on_click=select_piece,
     )
 
 
@@ -143,7 +143,7 @@ def draw_text(contexts: list[list[dict]], piece_count: int, colouring: str, cred
         visible_pieces, remaining = pieces[:remaining], remaining - len(pieces[:remaining])
         parts.append(
             f'<div style="font-weight:600;margin:.6rem 0 .2rem">Context {number}: '
-            f"{sum(map(sum, (counted(visible_pieces)[:2],)))} tokens</div>"
+            f"{sum(map(sum, (count_tokens(visible_pieces)[:2],)))} tokens</div>"
         )
         for piece in visible_pieces:
             role: str = piece["role"]
@@ -182,9 +182,12 @@ def draw_fates(notes: list[dict]) -> None:
 def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, credit: float, key: str) -> None:
     """The first `piece_count` pieces of a chain: figures, text, and how full the context is. `key`: of the slider."""
     contexts, rows = chain["contexts"], measure_pieces(chain["contexts"])
-    current_row, full_chain = rows[piece_count - 1], chain_of([counted(pieces) for pieces in contexts], chain["saved"])
+    current_row, full_chain = (
+        rows[piece_count - 1],
+        chain_of([count_tokens(pieces) for pieces in contexts], chain["saved"]),
+    )
     visible_counts = [
-        counted(
+        count_tokens(
             [
                 piece
                 for piece, row in zip(
@@ -208,8 +211,8 @@ def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, 
             ),
             (
                 "Written",
-                partial_chain.written,
-                f"So far; {full_chain.written} in the complete chain, including "
+                partial_chain.num_sampled_tokens,
+                f"So far; {full_chain.num_sampled_tokens} in the complete chain, including "
                 f"{full_chain.summary_tokens} of summary.",
             ),
             (
@@ -225,13 +228,13 @@ def draw_beginning(chain: dict, piece_count: int, trigger: int, colouring: str, 
 
 
 def draw() -> None:
-    folder = provenance.chosen("chain.json")
+    folder = provenance.choose_examples("chain.json")
     example = examples.load("chain", folder)
     chains = example["chains"]
     if not chains:
         raise RunError(
             "no rollout in example chain.json needed a second context; write it from a run with a "
-            "smaller context.trigger: " + examples.again(folder)
+            "smaller context.trigger: " + examples.format_write_command(folder)
         )
     left, right = st.columns([1, 2])
     with left:

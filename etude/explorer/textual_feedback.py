@@ -7,11 +7,23 @@ import streamlit as st
 
 from etude.explorer import examples, hint_tokens, provenance, rollouts
 from etude.explorer.charts import chart, picked
-from etude.explorer.hinting import ITS, KINDS, OTHER, OWN, TOLD, Case, Read, case_of, given_away, read, words_of
+from etude.explorer.hinting import (
+    FAULT_HINT,
+    HINT_SOURCES,
+    KINDS,
+    OTHER_HINT,
+    OWN,
+    Case,
+    Read,
+    case_of,
+    given_away,
+    read,
+    words_of,
+)
 from etude.explorer.page import Page, table
 from etude.explorer.spans import metrics
-from etude.explorer.watch import known, stamps
-from etude.play import found as checkpoints
+from etude.explorer.watch import load_agent, stamps
+from etude.play import find_checkpoints as checkpoints
 from kit.settings import RunError
 from ref import textual_feedback
 from sims.hints import RULES
@@ -30,11 +42,11 @@ DIVERGENCES = {
 
 def load_cases() -> list[Case]:
     """Draws the box of runs. The faults that are shown, and the checkpoint that reads them. Raises RunError."""
-    folder = provenance.chosen(FILE, example="agent/record.json")
+    folder = provenance.choose_examples(FILE, example="agent/record.json")
     hints = examples.load("hints", folder)
     run = None if folder == examples.FOLDER else folder.parent
     checkpoint = stamps(checkpoints(run, None)[-1])
-    agent = known(*checkpoint)
+    agent = load_agent(*checkpoint)
     try:
         cases = [case_of(agent, checkpoint[1], hints, number) for number in range(len(hints["rollouts"]))]
     except ValueError as error:
@@ -64,7 +76,7 @@ def draw_controls(cases: list[Case]) -> tuple[Case, str, str, bool]:
             help="; ".join(DIVERGENCES.values()),
         )
     with hint_column:
-        hint_source = st.radio("Hint to the teacher", TOLD, key="told", bind="query-params", horizontal=True)
+        hint_source = st.radio("Hint to the teacher", HINT_SOURCES, key="told", bind="query-params", horizontal=True)
         own_words = (
             st.text_input("Your words", case.says, MAX_HINT_LENGTH, key="words", bind="query-params")
             if hint_source == OWN
@@ -108,7 +120,9 @@ def draw() -> None:
         "hint-positions",
         [
             {"token": place, "student": s, "teacher": t}
-            for place, (s, t) in enumerate(zip(reading.where.student.tolist(), reading.where.teacher.tolist()), 1)
+            for place, (s, t) in enumerate(
+                zip(reading.alignment.student.tolist(), reading.alignment.teacher.tolist()), 1
+            )
         ],
         "Both sequences by position. The hint shifts the message to the right. Each arc starts at the position that "
         "predicts the first token of the message. At the student's position the teacher predicts another token.",
@@ -119,7 +133,7 @@ def draw() -> None:
 
 def draw_metrics(reading: Read, kind: str) -> None:
     """A message in four figures."""
-    divergences = [word.apart[kind] for word in reading.words]
+    divergences = [word.divergences[kind] for word in reading.words]
     total, likelihood_ratio = math.fsum(divergences), math.exp(reading.likelier)
     metrics(
         ("Divergence of the message", f"{total:.3f} nats", f"{DIVERGENCES[kind]}. The sum over its tokens."),
@@ -136,7 +150,7 @@ def draw_metrics(reading: Read, kind: str) -> None:
         ),
         (
             "Positions that shift",
-            str(len(reading.where.tokens) - 1 - int(reading.where.student[-1])),
+            str(len(reading.alignment.tokens) - 1 - int(reading.alignment.student[-1])),
             "Tokens of the hint.",
         ),
     )
@@ -144,7 +158,7 @@ def draw_metrics(reading: Read, kind: str) -> None:
 
 def rank_tokens(reading: Read, kind: str) -> list[int]:
     """The tokens of the message by number, from 0 on, those first that the hint changes most."""
-    return sorted(range(len(reading.words)), key=lambda place: -reading.words[place].apart[kind])
+    return sorted(range(len(reading.words)), key=lambda place: -reading.words[place].divergences[kind])
 
 
 def draw_charts(reading: Read, kind: str) -> None:
@@ -156,8 +170,14 @@ def draw_charts(reading: Read, kind: str) -> None:
             st.session_state[f"rank-{token_count}"] = rank_tokens(reading, kind).index(row["place"] - 1) + 1
 
     caption = "Probability of each token of the message, without the hint and under it. A click shows its alternatives."
-    picked(hint_tokens.probabilities(reading), "hint-tokens", rows, caption, then=select_token)
-    picked(hint_tokens.apart(reading, kind), "hint-apart", rows, f"{DIVERGENCES[kind]}, nats.", then=select_token)
+    picked(hint_tokens.probabilities(reading), "hint-tokens", rows, caption, on_click=select_token)
+    picked(
+        hint_tokens.draw_divergences(reading, kind),
+        "hint-apart",
+        rows,
+        f"{DIVERGENCES[kind]}, nats.",
+        on_click=select_token,
+    )
 
 
 def draw_token(reading: Read, kind: str) -> None:
@@ -183,9 +203,9 @@ def draw_token(reading: Read, kind: str) -> None:
         )
         place = order[rank - 1]
         word = reading.words[place]
-        nats = f"{word.apart[kind]:.3f} nats"
+        nats = f"{word.divergences[kind]:.3f} nats"
         caption = f"Token {place + 1} of {token_count} and its likeliest alternatives; divergence {nats}."
-        chart(hint_tokens.distributions(word), "hint-token", hint_tokens.both(word), caption)
+        chart(hint_tokens.distributions(word), "hint-token", hint_tokens.make_outcome_rows(word), caption)
     with right:
         st.subheader("Tokens by divergence")
         rows = [
@@ -204,14 +224,14 @@ def draw_all_faults(cases: list[Case], kind: str) -> None:
     rows = []
     for number, case in enumerate(cases, 1):
         row = {"fault": number, "rule": case.rule, "hint": case.says}
-        for hint_source in (ITS, OTHER):
+        for hint_source in (FAULT_HINT, OTHER_HINT):
             reading = read(case, words_of(case, hint_source, ""))
             row |= {
-                f"nats, {hint_source}": math.fsum(word.apart[kind] for word in reading.words),
+                f"nats, {hint_source}": math.fsum(word.divergences[kind] for word in reading.words),
                 f"likelihood, {hint_source}": math.exp(reading.likelier),
             }
         rows.append(row)
-    right = sum(row[f"likelihood, {ITS}"] < row[f"likelihood, {OTHER}"] for row in rows)
+    right = sum(row[f"likelihood, {FAULT_HINT}"] < row[f"likelihood, {OTHER_HINT}"] for row in rows)
     st.markdown(
         f"Of {len(rows)} messages {right} are less likely under their own hint than under that of another rollout. If "
         "that is about half of them, the content of the hint has no effect: this agent was not trained on hints "

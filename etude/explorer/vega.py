@@ -34,9 +34,9 @@ WORDS = "#808A94"
 """Colour of words in the picture, which can be read on white and on black."""
 
 
-def table(drawn: Drawing) -> dict[str, list]:
+def table(drawing: Drawing) -> dict[str, list]:
     """Columns: the number of the layer, the row in it, its places, its series, and what hovering tells of it."""
-    max_tell = max((len(layer.tell) for layer in drawn.layers), default=0)
+    max_tell = max((len(layer.tell) for layer in drawing.layers), default=0)
     columns: dict[str, list] = {
         name: []
         for name in (
@@ -53,7 +53,7 @@ def table(drawn: Drawing) -> dict[str, list]:
             *(f"t{i}" for i in range(max_tell)),
         )
     }
-    for part, layer in enumerate(drawn.layers):
+    for part, layer in enumerate(drawing.layers):
         row_count = len(layer.rows)
         columns["part"] += [part] * row_count
         columns["row"] += range(row_count)
@@ -71,7 +71,7 @@ def table(drawn: Drawing) -> dict[str, list]:
             )
     # by another name: dashes join the legend of markers only where they can be told apart there
     columns["dash"] = columns["by"]
-    for name, axis in (("x", drawn.x), ("y", drawn.y)):
+    for name, axis in (("x", drawing.x), ("y", drawing.y)):
         for column in (name, f"{name}2"):
             columns[column] = [_to_coordinate(value, axis) for value in columns[column]]
     return columns
@@ -92,22 +92,24 @@ def _format_value(value: Any) -> str | None:
     return "–" if value is None else str(value)
 
 
-def spec(drawn: Drawing, mode: Mode = "zoom") -> dict:
+def spec(drawing: Drawing, mode: Mode = "zoom") -> dict:
     """The chart, without its figures."""
-    near = any(_has_nearest_row(layer) for layer in drawn.layers) and not any(
-        layer.kind == "box" for layer in drawn.layers
+    near = any(_has_nearest_row(layer) for layer in drawing.layers) and not any(
+        layer.kind == "box" for layer in drawing.layers
     )
-    layers = [_encode_layer(drawn, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawn.layers)]
-    rule_labels = [_make_rule_label(drawn, part, layer) for part, layer in enumerate(drawn.layers) if layer.says]
+    layers = [
+        _encode_layer(drawing, part, layer, direct=not near, mode=mode) for part, layer in enumerate(drawing.layers)
+    ]
+    rule_labels = [_make_rule_label(drawing, part, layer) for part, layer in enumerate(drawing.layers) if layer.says]
     if near:
         # Where a click chooses, what lies between the marks is not in their way.
-        marks = any(layer.kind == "point" for layer in drawn.layers)
+        marks = any(layer.kind == "point" for layer in drawing.layers)
         kinds = ("point",) if mode == "pick" and marks else ("line", "point", "bar")
         layers.append(
-            _make_hover_layer(drawn, [part for part, layer in enumerate(drawn.layers) if layer.kind in kinds], mode)
+            _make_hover_layer(drawing, [part for part, layer in enumerate(drawing.layers) if layer.kind in kinds], mode)
         )
     return {
-        "height": drawn.height + LEGEND_ROW * max(0, _count_legend_rows(drawn) - 1),
+        "height": drawing.height + LEGEND_ROW * max(0, _count_legend_rows(drawing) - 1),
         "layer": [*layers, *rule_labels],
     }
 
@@ -260,16 +262,16 @@ def _encode_axis(name: str, drawing: Drawing) -> dict:
         }
     zero = axis.zero if axis.zero is not None else name == "y" and not axis.log
     scale: dict[str, Any] = {"type": "log", "nice": False} if axis.log else {"zero": zero, "nice": name == "y"}
-    if (name == "x" or axis.log) and axis.least is None and axis.most is None:
+    if (name == "x" or axis.log) and axis.lower is None and axis.upper is None:
         scale["padding"] = 6  # marks at the ends are whole
-    if axis.least is not None:
-        scale["domainMin"] = axis.least
-    if axis.most is not None:
-        scale |= {"domainMax": axis.most, "nice": False}
+    if axis.lower is not None:
+        scale["domainMin"] = axis.lower
+    if axis.upper is not None:
+        scale |= {"domainMax": axis.upper, "nice": False}
     axis_options: dict[str, Any] = (
         {"format": "~g", "tickCount": 5, "gridOpacity": 0.4} if axis.log else {"tickCount": 5}
     )
-    if axis.whole:
+    if axis.integer:
         axis_options |= {"format": "d", "tickMinStep": 1}
     if axis.log and (ticks := _make_ticks(drawing, name)):
         axis_options |= {"values": ticks, "tickCount": len(ticks)}  # a smaller count would thin them

@@ -8,16 +8,16 @@ from pathlib import Path
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from etude import drafted, tokens
+from etude import draft_acceptance, tokens
 from etude.docstring import rewritten
-from etude.drafted import Tally
+from etude.draft_acceptance import Tally
 from etude.example_agent import BEFORE, FOLDER, RECORD
 from etude.explorer import provenance, rollouts
 from etude.explorer.charts import chart
 from etude.explorer.files import stamp
 from etude.explorer.page import Page, link, table
 from etude.explorer.playing import play
-from etude.play import Agent, agent_in, found, task_of
+from etude.play import Agent, agent_in, find_checkpoints, task_of
 from etude.recording import TASK
 from etude.tokens import Watched
 from kit.disk import read_json
@@ -35,7 +35,7 @@ def list_checkpoints() -> dict[str, list[Path]]:
     folders_by_run = {}
     for run in provenance.finished():
         try:
-            folders_by_run[run.name] = found(
+            folders_by_run[run.name] = find_checkpoints(
                 run.folder, BEFORE if (run.folder / "checkpoints" / BEFORE / "config.json").is_file() else None
             )
         except RunError:
@@ -50,7 +50,7 @@ def choose_agents() -> list[Agent]:
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     with left:
         name = provenance.choice(list(folders_by_run), "examples")
-    folders = folders_by_run[name] or found(None, BEFORE)
+    folders = folders_by_run[name] or find_checkpoints(None, BEFORE)
     with right:
         if folders_by_run[name]:
             facts = next(run.facts for run in provenance.finished() if run.name == name)
@@ -63,7 +63,7 @@ def choose_agents() -> list[Agent]:
                 f"Shown: **{name}**, the small agent of the repository, from another machine · {describe_agents()}. "
                 "`make small` trains your own."
             )
-    return [known(*stamps(folder)) for folder in folders]
+    return [load_agent(*stamps(folder)) for folder in folders]
 
 
 @lru_cache(1)
@@ -93,14 +93,14 @@ def stamps(folder: Path) -> tuple[Path, tuple]:
 
 
 @lru_cache(8)
-def known(folder: Path, files: tuple) -> Agent:
+def load_agent(folder: Path, files: tuple) -> Agent:
     return agent_in(folder)
 
 
 @lru_cache(64)
 def watch_rollout(folder: Path, files: tuple, task: Task, temperature: float, seed: int, drafts: bool) -> Watched:
     """A rollout with its tokens."""
-    return tokens.watched(known(folder, files), task, temperature, seed, drafts)
+    return tokens.watched(load_agent(folder, files), task, temperature, seed, drafts)
 
 
 def choose_new_task() -> None:
@@ -174,7 +174,7 @@ def draw() -> None:
                     f"**{format_heading(rollout, len(watched_rollouts))}** · {helpers} to read"
                     + (f" · {describe_drafts(rollout.drafts)}" if drafts else "")
                 )
-                st.html(rollouts.shown(rollout, message))
+                st.html(rollouts.render_rollout(rollout, message))
 
     message_count = max(len(rollout.turns) for rollout in watched_rollouts)
     with top_container:
@@ -196,9 +196,9 @@ def describe_drafts(tally: Tally) -> str:
     """What drafts would have done for a rollout, in words."""
     if not tally.checked:
         return "no draft layers: one pass for every token"
-    share, tokens_per_pass = tally.kept / tally.checked, tally.tokens / tally.passes
+    share, tokens_per_pass = tally.accepted / tally.checked, tally.tokens / tally.passes
     return (
-        f"{tally.kept} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in "
+        f"{tally.accepted} of {tally.checked} drafts kept ({share:.0%}): {tally.tokens} tokens in "
         f"{tally.passes} passes, {tokens_per_pass:.1f} a pass"
     )
 
@@ -251,7 +251,7 @@ PAGE = Page(
     look="Almost every token has a high probability. Where it is low, the alternatives shown by hovering are other "
     "bodies. The hidden tests decide which of them is right.",
     draw=draw,
-    code=(sample, tokens.turns, drafted.of_turn, rewritten),
+    code=(sample, tokens.turns, draft_acceptance.of_turn, rewritten),
     technique="recipe",
     opens=True,
 )

@@ -24,7 +24,7 @@ __all__ = [
     "WEIGHTS",
     "chain",
     "diagram",
-    "drawn",
+    "sample_weights",
     "late",
     "late_reader",
     "links",
@@ -44,7 +44,7 @@ TOOLTIP_COLUMNS = ("link", "version", "from", "bytes", "fetched")
 
 
 @lru_cache(32)
-def drawn(std: float, updates: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+def sample_weights(std: float, updates: str, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Masters, and an update of unit size: normal numbers, or ±1 as Adam's first steps are."""
     generator = torch.Generator().manual_seed(seed)
     masters, update = std * torch.randn(WEIGHTS, generator=generator), torch.randn(WEIGHTS, generator=generator)
@@ -54,7 +54,7 @@ def drawn(std: float, updates: str, seed: int = 0) -> tuple[Tensor, Tensor]:
 @lru_cache(32)
 def chain(lr: float, std: float, updates: str, anchor_every: int, merge_every: int) -> dict[int, dict]:
     """Manifests of a chain of versions of made-up weights, as `Writer` publishes them: an update after each."""
-    masters, _ = drawn(std, updates)
+    masters, _ = sample_weights(std, updates)
     masters, store = masters[:SMALL].view(ROWS, -1).clone(), dict[str, bytes]()
     writer, generator = weight_sync.Writer(store, anchor_every, merge_every), torch.Generator().manual_seed(1)
     manifests = {}
@@ -138,14 +138,14 @@ def make_arc(link: dict) -> list[dict]:
     ]
 
 
-def diagram(some: Sequence[dict], have: int | None, want: int, merge_every: int) -> Drawing:
+def diagram(link_rows: Sequence[dict], have: int | None, want: int, merge_every: int) -> Drawing:
     """Versions on a line; links as arcs above it, anchors as arrows from below; those that are fetched in colour.
-    `some`: those of `links`."""
+    `link_rows`: those of `links`."""
     layers = []
     for kind, fetched in ((None, False), *((kind, True) for kind in KINDS)):
         rows = [
             row
-            for link in some
+            for link in link_rows
             if link["fetched"] == fetched and kind in (None, link["link"])
             for row in make_arc(link)
         ]
@@ -169,8 +169,8 @@ def diagram(some: Sequence[dict], have: int | None, want: int, merge_every: int)
             )
         )
     return drawing(
-        Axis("version", least=-0.6, most=VERSIONS + 0.6, whole=True),
-        Axis("", least=-0.9, most=0.3 + max(1, merge_every) ** 0.5 / 1.6, ticks={}),
+        Axis("version", lower=-0.6, upper=VERSIONS + 0.6, integer=True),
+        Axis("", lower=-0.9, upper=0.3 + max(1, merge_every) ** 0.5 / 1.6, ticks={}),
         *layers,
         height=240,
     )

@@ -10,7 +10,7 @@ from etude.explorer.charts import Axis, Look, chart, drawing, lines, points, rul
 from etude.explorer.drawing import Drawing
 from etude.explorer.page import Page
 from etude.explorer.spans import metrics
-from etude.explorer.weight_chain import EVEN, NORMAL, WEIGHTS, drawn, late_reader
+from etude.explorer.weight_chain import EVEN, NORMAL, WEIGHTS, late_reader, sample_weights
 from ref import weight_codec, weight_sync
 from sims.weight_sync import sizes
 
@@ -48,7 +48,7 @@ def entropy_bits(ratio: np.ndarray) -> float:
 def coded(std: float, updates: str) -> list[dict]:
     """One row for each learning rate: the law's share and bits, and the same measured on one update of made-up
     weights."""
-    masters, unit = drawn(std, updates)
+    masters, unit = sample_weights(std, updates)
     old, ulp, rows = masters.bfloat16(), weight_sync.ulp(masters).numpy(), []
     for lr in LRS:
         update = lr * unit
@@ -101,7 +101,7 @@ def build_bits_chart(rows: list[dict], lr: float) -> Drawing:
         points(series_rows, "learning rate", "bits", "coding"),
     )
     return drawing(
-        Axis("learning rate", log=True), Axis("bits for a changed weight", most=60), rule(x=lr), *layers, looks=CODINGS
+        Axis("learning rate", log=True), Axis("bits for a changed weight", upper=60), rule(x=lr), *layers, looks=CODINGS
     )
 
 

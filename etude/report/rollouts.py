@@ -17,7 +17,7 @@ from typing import Any
 
 from etude import rendering, tokens
 from etude.example_agent import BEFORE
-from etude.play import Agent, agent_in, found
+from etude.play import Agent, agent_in, find_checkpoints
 from etude.report.record import as_triple, evaluation_of
 from etude.tokens import Watched
 from kit.settings import RunError
@@ -25,7 +25,7 @@ from ref.network import CheckpointError
 from sims.microrepo import Task
 from sims.recipe.data import task_stream
 
-__all__ = ["pairs", "shown", "stored"]
+__all__ = ["pairs", "render_rollouts", "stored"]
 
 MAX_TASKS = 60
 """Tasks among which a success and a failure are looked for."""
@@ -35,14 +35,14 @@ STYLE = """<style>
 </style>"""
 
 
-def shown(root: Path, record: dict[str, Any]) -> list[str]:
+def render_rollouts(root: Path, record: dict[str, Any]) -> list[str]:
     """Blocks of HTML for the run folder `root`; those of stored transcripts if it holds no checkpoints that play."""
     result = evaluation_of(record)
     try:
         task_pairs = [*pairs(root, result)] if record.get("technique") == "recipe" and result else []
     except (RunError, CheckpointError, OSError):
         task_pairs = []
-    task_pairs.sort(key=lambda pair: not pair[-1].played.success)
+    task_pairs.sort(key=lambda pair: not pair[-1].view.success)
     blocks = [render_pair(root, *pair) for pair in task_pairs] or stored(result)
     return [rendering.STYLE + STYLE + rendering.legend(), *blocks] if blocks else []
 
@@ -51,7 +51,7 @@ def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Wa
     """The first task that the agent after RL solves greedily, and the first that it does not: number, rollout before
     RL, and after. Nothing is looked for that the evaluation did not find. Raises RunError or CheckpointError where
     there are no such agents."""
-    before, after = map(agent_in, found(root, BEFORE))
+    before, after = map(agent_in, find_checkpoints(root, BEFORE))
     share = as_triple((result.get("after") or {}).get("greedy"))
     should_find = {True: share is None or share[0] > 0, False: share is None or share[0] < 1}
     for number, task in enumerate(
@@ -63,8 +63,8 @@ def pairs(root: Path, result: dict[str, Any]) -> Iterator[tuple[int, Watched, Wa
         if stored_success is not None and not should_find[stored_success]:
             continue
         rollout = sample_greedily(after, task)
-        if should_find[rollout.played.success]:
-            should_find[rollout.played.success] = False
+        if should_find[rollout.view.success]:
+            should_find[rollout.view.success] = False
             yield number, sample_greedily(before, task), rollout
 
 
@@ -81,13 +81,13 @@ def sample_greedily(agent: Agent, task: Task) -> Watched:
 
 def render_pair(root: Path, number: int, before: Watched, after: Watched) -> str:
     """A task, before and after RL."""
-    verdict = "solves" if after.played.success else "does not solve"
+    verdict = "solves" if after.view.success else "does not solve"
     command = f"etude play {shlex.quote(str(root))} --task {number} --greedy --before {BEFORE}"
     words = f"Held-out task {number} is the first that the agent after RL {verdict} with greedy decoding."
     replay_hint = f"<code>{html.escape(command)}</code> plays it again."
     sides = zip(("before RL", "after RL"), (before, after))
     columns = "".join(
-        f"<div><h3>{name}</h3>{rendering.shown(rollout, len(rollout.turns))}</div>" for name, rollout in sides
+        f"<div><h3>{name}</h3>{rendering.render_rollout(rollout, len(rollout.turns))}</div>" for name, rollout in sides
     )
     return f'<p>{words} {replay_hint}</p><div class="sides">{columns}</div>'
 

@@ -3,7 +3,7 @@
 | file | what |
 |---|---|
 | `sampler.py` | many contexts side by side |
-| `continuous.py` | the same, each context at a position of its own: continuous batching, and weights that change in flight |
+| `continuous.py` | the same, each context at its own position: continuous batching, weights that change in flight |
 | `decoder.py` | one context, with speculative decoding |
 | `layout.py` | the network's weights laid out for decoding |
 | `ragged.py` | the same for continuous batching |

@@ -67,7 +67,7 @@ class Continuous:
         self.draws = torch.zeros(slots, max_len, dtype=torch.float64)
         # Per slot: tokens known, tokens that the cache holds, positions whose experts are recorded, where the current
         # turn begins, the tokens that end it, and how long it may be.
-        self.known, self.cached_lengths, self.routed_lengths, self.turn_starts = ([0] * slots for _ in range(4))
+        self.lengths, self.cached_lengths, self.routed_lengths, self.turn_starts = ([0] * slots for _ in range(4))
         self.turn_limits: list[int | None] = [None] * slots  # tokens of the current turn, at most
         self.stop_ids: list[Collection[int]] = [()] * slots
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
@@ -96,7 +96,7 @@ class Continuous:
     ) -> int:
         check_context(self, prompt, draws, self.vocab, self.temperature)
         slot = self.state.index("free")
-        self.known[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0
+        self.lengths[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0
         self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1
         self.stop_ids[slot], self.turn_limits[slot] = stop_ids, longest_turn
         if draws is not None:
@@ -112,15 +112,15 @@ class Continuous:
 
     def turn(self, slot: int) -> SampledTurn | None:
         check_state(self.state, slot, "over")
-        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.known[slot]].tolist()
-        if turn_tokens and turn_tokens[-1] in self.stop_ids[slot] and self.sampled[slot, self.known[slot] - 1]:
+        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.lengths[slot]].tolist()
+        if turn_tokens and turn_tokens[-1] in self.stop_ids[slot] and self.sampled[slot, self.lengths[slot] - 1]:
             return SampledTurn(turn_tokens[:-1], turn_tokens[-1])
-        return None if self.known[slot] == self.max_len else SampledTurn(turn_tokens, None)
+        return None if self.lengths[slot] == self.max_len else SampledTurn(turn_tokens, None)
 
     def remove(self, slot: int, finished: bool = True) -> Segment:
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
-        num_tokens, self.state[slot] = self.known[slot], "free"
+        num_tokens, self.state[slot] = self.lengths[slot], "free"
         self.full = [full_slot for full_slot in self.full if full_slot != slot]
         buffers = (self.tokens, self.sampled, self.logp, self.versions)
         tokens, sampled, logp, version = (x[slot, :num_tokens].clone() for x in buffers)
@@ -154,7 +154,7 @@ class Continuous:
         budget_left, ends = self.budget, []
         for slot in slots:
             # Nothing follows the last position, so nobody reads it.
-            ends.append(min(self.known[slot], self.max_len - 1, self.cached_lengths[slot] + 1 + budget_left))
+            ends.append(min(self.lengths[slot], self.max_len - 1, self.cached_lengths[slot] + 1 + budget_left))
             budget_left -= ends[-1] - self.cached_lengths[slot] - 1
         # The last token of every row first, then what comes before it.
         earlier_tokens = [
@@ -179,7 +179,7 @@ class Continuous:
         sampling_rows = []
         for row, (slot, end) in enumerate(zip(slots, ends, strict=True)):
             self.cached_lengths[slot], self.routed_lengths[slot] = end, max(self.routed_lengths[slot], end)
-            if end == self.known[slot]:
+            if end == self.lengths[slot]:
                 sampling_rows.append((row, slot))
             elif end == self.max_len - 1:
                 self.state[slot] = "over"
@@ -188,7 +188,7 @@ class Continuous:
 
     def _sample_tokens(self, hidden: Tensor, sampling_rows: list[tuple[int, int]]) -> list[int]:
         rows, slots = (torch.tensor(x) for x in zip(*sampling_rows, strict=True))
-        index = torch.tensor([self.known[slot] for _, slot in sampling_rows])
+        index = torch.tensor([self.lengths[slot] for _, slot in sampling_rows])
         logits = self.sampler.model.head(hidden[rows.to(hidden.device)])
         next_tokens, logp = (
             x.cpu() for x in sample(logits, self.temperature, self.draws[slots, index] if self.temperature else None)
@@ -201,11 +201,11 @@ class Continuous:
         )
         finished_slots = []
         for (_, slot), token in zip(sampling_rows, next_tokens.tolist(), strict=True):
-            self.known[slot] += 1
-            length, limit = self.known[slot] - self.turn_starts[slot], self.turn_limits[slot]
+            self.lengths[slot] += 1
+            length, limit = self.lengths[slot] - self.turn_starts[slot], self.turn_limits[slot]
             if (
                 token in self.stop_ids[slot]
-                or self.known[slot] == self.max_len
+                or self.lengths[slot] == self.max_len
                 or limit is not None
                 and length >= limit
             ):
@@ -214,8 +214,8 @@ class Continuous:
         return finished_slots
 
     def _append_tokens(self, slot: int, tokens: Sequence[int]) -> None:
-        start = self.known[slot]
-        self.known[slot] = self.turn_starts[slot] = end = min(start + len(tokens), self.max_len)
+        start = self.lengths[slot]
+        self.lengths[slot] = self.turn_starts[slot] = end = min(start + len(tokens), self.max_len)
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
         if self.cached_lengths[slot] < min(end, self.max_len - 1):
             self.state[slot] = "ready"

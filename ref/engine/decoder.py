@@ -84,11 +84,11 @@ class Generation:
     """Generated tokens, including the stop token if there was one."""
     cycles: int = 0
     """Passes of the trunk, each of which gave at least one token."""
-    drafted: list[int] = field(default_factory=list)
+    draft_counts: list[int] = field(default_factory=list)
     """Drafts proposed at each depth."""
-    accepted: list[int] = field(default_factory=list)
+    accept_counts: list[int] = field(default_factory=list)
     """Drafts accepted at each depth."""
-    recalled: list[int] = field(default_factory=list)
+    recall_counts: list[int] = field(default_factory=list)
     """Drafts proposed by `recall` at each position of a turn's first pass."""
     recalled_accepted: list[int] = field(default_factory=list)
     """Accepted drafts of `recall`, by position."""
@@ -114,12 +114,12 @@ class Generation:
     @property
     def acceptance(self) -> list[float]:
         """Share of drafts accepted at each depth (a draft is rejected if any draft before it is)."""
-        return [a / max(d, 1) for a, d in zip(self.accepted, self.drafted, strict=True)]
+        return [a / max(d, 1) for a, d in zip(self.accept_counts, self.draft_counts, strict=True)]
 
     @property
     def recall_acceptance(self) -> list[float]:
         """The same for `recall`, by position in the turn."""
-        return [a / max(d, 1) for a, d in zip(self.recalled_accepted, self.recalled, strict=True)]
+        return [a / max(d, 1) for a, d in zip(self.recalled_accepted, self.recall_counts, strict=True)]
 
 
 @dataclass
@@ -209,7 +209,7 @@ class Decoder:
     def reset(self, forget: bool = False) -> None:
         """Drop the context and the counts; `forget` also drops what `recall` remembers."""
         self.tokens: list[int] = []
-        self.seen = 0  # positions that the trunk has run, all on accepted tokens
+        self.trunk_length = 0  # positions that the trunk has run, all on accepted tokens
         self.settled = 0  # positions that every MTP layer has run on accepted tokens
         self.pending: list[PendingTurn] = []
         self.retracted = 0
@@ -255,7 +255,7 @@ class Decoder:
         begin, end = len(context), self.max_len if max_new is None else len(context) + max_new
         end = min(end, self.max_len)
         draft, is_certain = self.remember(context)
-        q, x, counts = None, None, (total.recalled, total.recalled_accepted)
+        q, x, counts = None, None, (total.recall_counts, total.recalled_accepted)
         if ahead and is_certain and draft[-1] == stop and len(draft) < end - begin:
             self.pending.append(PendingTurn(draft, q, counts, begin, end))
             total.seconds += time.perf_counter() - start_time
@@ -276,7 +276,7 @@ class Decoder:
             if len(self.tokens) > begin:
                 max_drafts = min(self.depth, end - len(self.tokens) - 1)
                 draft, q = self.guess(max_drafts, stop) if max_drafts > 0 else ([], None)
-                counts = total.drafted, total.accepted
+                counts = total.draft_counts, total.accept_counts
                 if ahead and draft and draft[-1] == stop:
                     self.pending.append(PendingTurn(draft, q, counts, begin, end))
                     break
@@ -305,7 +305,7 @@ class Decoder:
     def run_trunk(self, ahead: list[int]) -> Float[Tensor, "rows D"]:
         """Run the tokens that the trunk has not seen, then those `ahead`, in one pass. Returns the final hidden
         states from the last known token on."""
-        start, context_length = self.seen, len(self.tokens)
+        start, context_length = self.trunk_length, len(self.tokens)
         ids = torch.tensor(self.tokens[start:] + ahead)
         x = self.trunk.run(F.embedding(ids, self.embedding), *self.trunk.frame(start, len(ids)))
         if self.depth:
@@ -324,11 +324,11 @@ class Decoder:
         num_accepted = min(num_accepted, len(new_tokens))
         self.tokens += new_tokens
         self.total.tokens += new_tokens
-        self.seen = context_length + len(new_tokens) - 1
+        self.trunk_length = context_length + len(new_tokens) - 1
         for k in range(len(draft)):
             counts[0][k] += 1
             counts[1][k] += k < num_accepted
-        if counts[0] is self.total.drafted and len(draft) == self.depth:
+        if counts[0] is self.total.draft_counts and len(draft) == self.depth:
             # At the last D−1 positions layer k saw earlier drafts: if one was rejected, the layer must run again.
             self.settled = max(0, context_length - 1 - max(0, self.depth - 1 - num_accepted))
         return num_accepted

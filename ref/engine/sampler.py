@@ -285,16 +285,16 @@ class Lockstep:
         check_state(self.state, slot, "over")
         if self.full[slot]:
             return None
-        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.known[slot]].tolist()
+        turn_tokens = self.tokens[slot, self.turn_starts[slot] : self.lengths[slot]].tolist()
         if turn_tokens[-1] in self.prompts[slot][1]:
             return SampledTurn(turn_tokens[:-1], turn_tokens[-1])
-        return None if self.known[slot] == self.max_len else SampledTurn(turn_tokens, None)
+        return None if self.lengths[slot] == self.max_len else SampledTurn(turn_tokens, None)
 
     def extend(self, slot: int, tokens: Sequence[int], longest_turn: int | None = None) -> None:
         check_state(self.state, slot, "over")
         check_tokens("answer", tokens, self.sampler.vocab_size)
-        start = self.known[slot]
-        end = self.known[slot] = self.turn_starts[slot] = min(start + len(tokens), self.max_len)
+        start = self.lengths[slot]
+        end = self.lengths[slot] = self.turn_starts[slot] = min(start + len(tokens), self.max_len)
         self.tokens[slot, start:end] = torch.tensor(tokens[: end - start], dtype=torch.long)
         self.state[slot], self.turn_limits[slot] = "ready", longest_turn
 
@@ -308,7 +308,7 @@ class Lockstep:
         return segment
 
     def _make_segment(self, slot: int, finished: bool) -> Segment:
-        length = self.known[slot]
+        length = self.lengths[slot]
         version = torch.where(self.sampled[slot, :length], self.version, -1)
         tokens, sampled, logp = (x[slot, :length].clone() for x in (self.tokens, self.sampled, self.logp))
         return Segment(tokens, sampled, logp, version, self.experts[slot, : length - 1].clone(), finished)
@@ -331,11 +331,11 @@ class Lockstep:
         """Lays out the contexts that were added."""
         config, B = self.sampler.model.config, len(self.prompts)
         layers = config.num_hidden_layers if config.num_experts else 0
-        self.known = [min(len(prompt), self.max_len) for prompt, *_ in self.prompts]  # tokens known of each
-        self.turn_starts, self.full = list(self.known), [False] * B  # where the current turn begins
+        self.lengths = [min(len(prompt), self.max_len) for prompt, *_ in self.prompts]  # tokens known of each
+        self.turn_starts, self.full = list(self.lengths), [False] * B  # where the current turn begins
         self.tokens = torch.zeros(B, self.max_len, dtype=torch.long)
         for row, (prompt, *_) in enumerate(self.prompts):
-            self.tokens[row, : self.known[row]] = torch.tensor(prompt[: self.max_len])
+            self.tokens[row, : self.lengths[row]] = torch.tensor(prompt[: self.max_len])
         self.sampled = torch.zeros(B, self.max_len, dtype=torch.bool)
         self.logp = torch.zeros(B, self.max_len)
         self.experts = torch.zeros(B, self.max_len, layers, config.num_experts_per_tok, dtype=torch.int16)
@@ -376,7 +376,7 @@ class Lockstep:
             self.cache.select(torch.tensor(live_rows).to(self.device))
             self.rows, live_rows = [self.rows[index] for index in live_rows], list(range(len(live_rows)))
         rows = torch.tensor(self.rows)
-        self.t = n = min(max(t + 1, min(self.known[self.rows[index]] for index in live_rows)), self.max_len - 1)
+        self.t = n = min(max(t + 1, min(self.lengths[self.rows[index]] for index in live_rows)), self.max_len - 1)
         if n == t + 1:
             hidden, layer_experts = self.decode.step(self.tokens[rows, t].to(self.device), self.cache)
         else:
@@ -386,7 +386,7 @@ class Lockstep:
             self.experts[rows, t:n] = (
                 torch.stack(layer_experts, 1).to("cpu", torch.int16).view(len(rows), n - t, layers, -1)
             )
-        sampling_rows = [index for index in live_rows if self.known[self.rows[index]] == n]
+        sampling_rows = [index for index in live_rows if self.lengths[self.rows[index]] == n]
         if not sampling_rows:
             return []
         slots = [self.rows[index] for index in sampling_rows]
@@ -396,7 +396,7 @@ class Lockstep:
         self.tokens[slot_index, n], self.sampled[slot_index, n], self.logp[slot_index, n] = next_tokens, True, logp
         finished_slots = []
         for slot, token in zip(slots, next_tokens.tolist(), strict=True):
-            self.known[slot], limit = n + 1, self.turn_limits[slot]
+            self.lengths[slot], limit = n + 1, self.turn_limits[slot]
             if token in self.prompts[slot][1] or limit is not None and n + 1 - self.turn_starts[slot] >= limit:
                 finished_slots.append(slot)
         return finished_slots

@@ -398,7 +398,7 @@ def locate(folder: Path) -> dict[str, str]:
     if single.exists() or not index.exists():
         if not single.exists():
             raise CheckpointError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
-        with opened(single) as file:
+        with open_safetensors(single) as file:
             return dict.fromkeys(file.keys(), single.name)
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(
@@ -411,7 +411,7 @@ def locate(folder: Path) -> dict[str, str]:
     return files
 
 
-def opened(path: Path):
+def open_safetensors(path: Path):
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
@@ -419,7 +419,7 @@ def opened(path: Path):
 
 
 def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         stored_names = set(file.keys())
         for name in names:
             if name not in stored_names:
@@ -429,7 +429,7 @@ def read_file(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 
 EXTRA, EARLIER = Path("mtp") / "model.safetensors", ("extra.safetensors", "mtp.safetensors")
 """Where a folder stores extra tensors, and where earlier versions stored them."""
-OURS = re.compile(
+CHECKPOINT_FILES = re.compile(
     r"config\.json|(extra|mtp)\.safetensors|model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json"
 )
 """Files that a new checkpoint replaces."""
@@ -439,7 +439,7 @@ def load_extra(folder: str | Path) -> dict[str, Tensor]:
     """The tensors given to `save_hf` as `extra`; empty if there were none."""
     for path in (Path(folder) / name for name in (EXTRA, *EARLIER)):
         if path.exists():
-            with opened(path) as file:
+            with open_safetensors(path) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}
     return {}
 
@@ -453,12 +453,12 @@ def write_checkpoint(
     state: Mapping[str, Tensor],
     max_shard_bytes: int,
     extra: Mapping[str, Tensor] | None,
-    beside: Mapping[str, bytes] | None,
+    sidecar_files: Mapping[str, bytes] | None,
 ) -> None:
     """Write all files into a neighbouring folder `.NAME.saving`, flush them to disk, then swap the two folders. A
     process killed at any moment leaves the old checkpoint or the new one, complete. Other files of the old folder
     are kept."""
-    folder, fresh = begin(folder, beside or ())
+    folder, fresh = prepare_folder(folder, sidecar_files or ())
     shards = split_shards(state, max_shard_bytes)
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     names = names if len(shards) > 1 else ["model.safetensors"]
@@ -472,20 +472,20 @@ def write_checkpoint(
         save_file(tensors, fresh / file, metadata={"format": "pt"})
     if len(shards) > 1:
         write_index(fresh, index, total)
-    finish(folder, fresh, fields, next(iter(state.values())).dtype, extra, beside)
+    finish_folder(folder, fresh, fields, next(iter(state.values())).dtype, extra, sidecar_files)
 
 
-def finish(
+def finish_folder(
     folder: Path,
     fresh: Path,
     fields: Mapping,
     dtype: torch.dtype,
     extra: Mapping[str, Tensor] | None,
-    beside: Mapping[str, bytes] | None,
+    sidecar_files: Mapping[str, bytes] | None,
 ) -> None:
     """Write the files that go with the weights into the new folder, which then replaces the old one."""
     (fresh / "config.json").write_text(write_config(fields, dtype))
-    for name, content in (beside or {}).items():
+    for name, content in (sidecar_files or {}).items():
         (fresh / name).write_bytes(content)
     if extra:
         (fresh / EXTRA).parent.mkdir(exist_ok=True)
@@ -495,11 +495,11 @@ def finish(
     replace(folder, fresh)
 
 
-def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
+def prepare_folder(folder: str | Path, sidecar_names: Iterable[str] = ()) -> tuple[Path, Path]:
     """The folder, with links resolved, and the neighbouring folder to write into. The latter already has the other
-    files: all except those that will be rewritten, `beside` included. Raises CheckpointError if a file is in the way
-    of a folder, or a folder in the way of a file."""
-    folder, beside = Path(os.path.realpath(folder)), set(beside)
+    files: all except those that will be rewritten, `sidecar_names` included. Raises CheckpointError if a file is in the
+    way of a folder, or a folder in the way of a file."""
+    folder, sidecar_names = Path(os.path.realpath(folder)), set(sidecar_names)
     fresh = folder.with_name(f".{folder.name}.saving")
     for path in (folder, fresh, folder / EXTRA.parent):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -507,7 +507,7 @@ def begin(folder: str | Path, beside: Iterable[str] = ()) -> tuple[Path, Path]:
                 f"{path} is a file or a link, but the checkpoint needs a folder of that name; move it away"
             )
     old_files = (
-        [path for path in folder.iterdir() if OURS.fullmatch(path.name) or path.name in beside]
+        [path for path in folder.iterdir() if CHECKPOINT_FILES.fullmatch(path.name) or path.name in sidecar_names]
         if folder.exists()
         else []
     )

@@ -19,10 +19,10 @@ Source: FlashAttention (arXiv:2205.14135), §3.1, algorithm 1. Its backward pass
 o and l. Given those of all keys, each call's backward pass therefore yields its own part of the gradient, as in ring
 attention (arXiv:2310.01889).
 
-On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `blocks` and `attend_blocks`.
-Tests compare what its mask and its blocks say; tests/gpu trains with them.
+On a GPU, FlexAttention (arXiv:2412.05496) skips the blocks in which no query sees a key: `make_block_mask` and
+`attend_blocks`. Tests compare what its mask and its blocks say; tests/gpu trains with them.
 
-The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `documents`
+The trap: a document number that returns later in a row. Such a document does not lie in one piece, and `find_runs`
 returns None: only a mask describes that row.
 """
 
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-__all__ = ["SPARSE", "BlockMask", "Run", "attend_blocks", "attend_documents", "blocks", "documents"]
+__all__ = ["SPARSE", "BlockMask", "Run", "attend_blocks", "attend_documents", "make_block_mask", "find_runs"]
 
 
 SPARSE = 128
@@ -53,25 +53,25 @@ class Run:
     """Places in the complete row."""
 
 
-def documents(doc: Tensor, where: Tensor | None = None) -> tuple[Run, ...] | None:
+def find_runs(doc: Tensor, positions: Tensor | None = None) -> tuple[Run, ...] | None:
     """Who sees whom in rows whose tokens belong to the documents doc [B, T] (int64; padding counts as a document): each
-    query is in one run for its row. `where` [T'] holds the places of the queries in the row, in rising order within
+    query is in one run for its row. `positions` [T'] holds the places of the queries in the row, in rising order within
     each chunk; by default there is a query for every token. A `doc` of one row stands for all rows of the batch. None
     if a document does not lie in one piece."""
     place = torch.arange(doc.shape[1])
-    where = place if where is None else where
+    positions = place if positions is None else positions
     is_first = torch.ones_like(doc, dtype=torch.bool)
     is_first[:, 1:] = doc[:, 1:] != doc[:, :-1]
     distinct = (doc.sort(1).values.diff(dim=1) != 0).sum(1) + 1
     if (distinct != is_first.sum(1)).any():
         return None
-    start = torch.where(is_first, place, 0).cummax(1).values[:, where]
+    start = torch.where(is_first, place, 0).cummax(1).values[:, positions]
     is_run_start = torch.ones_like(start, dtype=torch.bool)
-    is_run_start[:, 1:] = (start[:, 1:] != start[:, :-1]) | (where[1:] != where[:-1] + 1)
+    is_run_start[:, 1:] = (start[:, 1:] != start[:, :-1]) | (positions[1:] != positions[:-1] + 1)
     row, first_query = is_run_start.nonzero(as_tuple=True)
     end = torch.cat((first_query[1:], first_query.new_zeros(1)))
-    end = torch.where(end > 0, end, len(where))  # the next run of the row, or the row's end
-    table = torch.stack((row, first_query, end, start[row, first_query], where[end - 1] + 1), 1)
+    end = torch.where(end > 0, end, len(positions))  # the next run of the row, or the row's end
+    table = torch.stack((row, first_query, end, start[row, first_query], positions[end - 1] + 1), 1)
     rows = [slice(None)] if len(doc) == 1 else [slice(row_index, row_index + 1) for row_index in range(len(doc))]
     return tuple(Run(rows[row_index], slice(q0, q1), slice(k0, k1)) for row_index, q0, q1, k0, k1 in table.tolist())
 
@@ -151,16 +151,16 @@ def repeat_heads(x: Tensor, rows: slice, keys: slice, q: Tensor) -> Tensor:
     return x[rows, :, keys].repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
-def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
-    """The same as `documents` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen,
+def make_block_mask(doc: Tensor, positions: Tensor | None = None) -> BlockMask:
+    """The same as `find_runs` for FlexAttention: blocks of 128 × 128 query-key pairs that hold anything to be seen,
     (T/128)² numbers a row. Documents may lie in several pieces. A block is left out if its documents or its places
     cannot meet, and needs no mask if all its pairs are seen."""
     T, device = doc.shape[1], doc.device
-    where = torch.arange(T, device=device) if where is None else where.to(device)
-    query_doc, place = doc[:, where], torch.arange(T, device=device)[None]
+    positions = torch.arange(T, device=device) if positions is None else positions.to(device)
+    query_doc, place = doc[:, positions], torch.arange(T, device=device)[None]
     order = torch.where(doc < 0, doc.amax() + 1, doc)  # padding stands behind the documents
-    (low_q, high_q), (low_k, high_k) = (block_ranges(x) for x in (order[:, where], order))
-    (first_q, last_q), (first_k, last_k) = (block_ranges(x) for x in (where[None], place))
+    (low_q, high_q), (low_k, high_k) = (block_ranges(x) for x in (order[:, positions], order))
+    (first_q, last_q), (first_k, last_k) = (block_ranges(x) for x in (positions[None], place))
     meets = (
         (high_q[:, :, None] >= low_k[:, None])
         & (low_q[:, :, None] <= high_k[:, None])
@@ -168,15 +168,15 @@ def blocks(doc: Tensor, where: Tensor | None = None) -> BlockMask:
     )
     is_one_document = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None] & (low_q[:, :, None] == low_k[:, None])
     is_full = is_one_document & (first_q[:, :, None] >= last_k[:, None])
-    for axis, length in ((1, len(where)), (2, T)):  # a block that the row's end cuts needs the mask
+    for axis, length in ((1, len(positions)), (2, T)):  # a block that the row's end cuts needs the mask
         if length % SPARSE:
             is_full.select(axis, -1).fill_(False)
     return BlockMask.from_kv_blocks(
         *order_key_blocks(meets & ~is_full),
         *order_key_blocks(is_full),
         BLOCK_SIZE=SPARSE,
-        mask_mod=lambda b, _, query, key: (where[query] >= key) & (query_doc[b, query] == doc[b, key]),
-        seq_lengths=(len(where), T),
+        mask_mod=lambda b, _, query, key: (positions[query] >= key) & (query_doc[b, query] == doc[b, key]),
+        seq_lengths=(len(positions), T),
     )
 
 
@@ -195,10 +195,10 @@ def order_key_blocks(is_visible: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def attend_blocks(q: Tensor, k: Tensor, v: Tensor, seen: BlockMask) -> Tensor:
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
     """`attend_documents` on a GPU."""
     attend = compile_attention() if q.is_cuda else flex_attention
-    output = attend(q, k, v, block_mask=seen, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    output = attend(q, k, v, block_mask=block_mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
     assert isinstance(output, Tensor)
     return output
 

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.network import model
-from ref.network.documents import SPARSE, BlockMask, Run, attend_blocks, attend_documents, blocks, documents
+from ref.network.documents import SPARSE, BlockMask, Run, attend_blocks, attend_documents, find_runs, make_block_mask
 from ref.network.gradients import attend, chunked_logprob, experts_swiglu, rms_norm, turned_heads
 from ref.network.model import Config, KVCache, visible
 
@@ -137,7 +137,7 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
     also for one query, which sees all keys."""
     explicit = T * (start + T) <= EXPLICIT_ATTENTION and not like.is_cuda
     if start == 0 and not explicit:
-        return None if doc is None else seen_in(doc)
+        return None if doc is None else make_document_mask(doc)
     mask = visible(T, start, doc, like.device)
     if mask is None or not explicit:
         return mask
@@ -146,16 +146,16 @@ def attention_mask(config: Config, T: int, start: int, doc: Tensor | None, like:
     return bias if doc is None else bias.repeat_interleave(config.num_key_value_heads, 0)
 
 
-def seen_in(doc: Int[Tensor, "B T"], where: Int[Tensor, " Q"] | None = None) -> Mask:
-    """What queries at the places `where` of the row see in the documents of packed rows. On a GPU, rows shorter than a
-    block take a Boolean mask: the test of such a row failed on an H200 (torch 2.11), for a reason that was not
+def make_document_mask(doc: Int[Tensor, "B T"], positions: Int[Tensor, " Q"] | None = None) -> Mask:
+    """What queries at the places `positions` of the row see in the documents of packed rows. On a GPU, rows shorter
+    than a block take a Boolean mask: the test of such a row failed on an H200 (torch 2.11), for a reason that was not
     recorded; those of 1,024 and 1,500 tokens passed."""
     if doc.is_cuda and doc.shape[1] >= SPARSE:
-        return blocks(doc, where)
-    if not doc.is_cuda and (runs := documents(doc, where)) is not None:
+        return make_block_mask(doc, positions)
+    if not doc.is_cuda and (runs := find_runs(doc, positions)) is not None:
         return runs
     mask = visible(doc.shape[1], 0, doc, doc.device)
-    return mask if mask is None or where is None else mask[:, :, where]
+    return mask if mask is None or positions is None else mask[:, :, positions]
 
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -11,7 +11,7 @@ All are exact: `gradcheck` in float64 holds every one to its definition, and tes
 | `rms_norm` | y = x̂·w, x̂ = x/√(mean x² + ε) | dx = r(ŷ − x̂·mean(ŷ·x̂)), ŷ = dy·w, r = 1/√(…); dw = Σ dy·x̂ |
 | `turned_heads` | R(x̂·w), or R(x·w), R turns pairs by the position's angle | the same with dy ← Rᵀ dy |
 | `attend` | softmax(q kᵀ + bias) v, its weights p stored | ds = p∘(dp − Σ p∘dp), dp = dy vᵀ |
-| `experts_swiglu` | Σ_k g_k · W2_e(silu(W1_e x)·W3_e x) over a token's experts e | products grouped by expert (dgrad, wgrad) |
+| `experts_swiglu` | Σ_k g_k · W2_e(silu(W1_e x)·W3_e x) over a token's experts e | products by expert (dgrad, wgrad) |
 | `chunked_logprob` | log softmax(W h)[t] | dh = (W[t] − Wᵀp)·g, dW = Σ g(1_t − p)hᵀ, p = softmax(W h) computed again |
 """
 

@@ -46,19 +46,19 @@ def linear_kl(
     weight: Float[Tensor, "V D"],
     other_hidden: Float[Tensor, "N C"],
     other_weight: Float[Tensor, "V C"],
-    other: Literal["teacher", "reference"] = "teacher",
+    target_kind: Literal["teacher", "reference"] = "teacher",
 ) -> Float[Tensor, " N"]:
     """KL(q‖p) to a teacher or KL(p‖q) to a reference, p and q the softmax of hidden @ weightᵀ and of the other pair,
     nats, in float32 or wider; the other gets no gradient. ValueError for other shapes and dtypes."""
     check(hidden, weight)
     expect("other_hidden", other_hidden, "float", len(hidden), "C")
     expect("other_weight", other_weight, "float", len(weight), other_hidden.shape[1])
-    if other not in ("teacher", "reference"):
-        raise ValueError(f"other must be teacher or reference, got {other!r}")
+    if target_kind not in ("teacher", "reference"):
+        raise ValueError(f"target_kind must be teacher or reference, got {target_kind!r}")
     logp = wide_logits(hidden, weight).log_softmax(-1)
     with torch.no_grad():
         logq = wide_logits(other_hidden, other_weight).log_softmax(-1)
-    first, second = (logq, logp) if other == "teacher" else (logp, logq)
+    first, second = (logq, logp) if target_kind == "teacher" else (logp, logq)
     return (first.exp() * (first - second)).sum(-1)  # KL(first‖second)
 
 

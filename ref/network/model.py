@@ -400,7 +400,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers: Sequence[Block] = nn.ModuleList(self.Block(config) for _ in range(config.num_hidden_layers))  # pyright: ignore[reportAttributeAccessIssue]
+        self.layers: Sequence[Block] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            self.Block(config) for _ in range(config.num_hidden_layers)
+        )
         self.norm = self.Block.Norm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -538,10 +540,10 @@ def save_hf(
     path: str | Path,
     max_shard_bytes: int = 5 * 2**30,
     extra: Mapping[str, Tensor] | None = None,
-    beside: Mapping[str, bytes] | None = None,
+    sidecar_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes the network as a Hugging Face folder, completely or not at all: an existing folder is replaced only
     once the new one is complete, and its other files are kept. `extra` tensors (multi-token-prediction layers)
-    go to a file of their own, for `load_extra`. `beside`: name → content of files that go with the weights
+    go to a file of their own, for `load_extra`. `sidecar_files`: name → content of files that go with the weights
     (`ref.network.release`). CheckpointError if a folder stands where a file belongs, or a file where a folder does."""
-    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra, beside)
+    write_checkpoint(path, asdict(model.config), model.state_dict(), max_shard_bytes, extra, sidecar_files)

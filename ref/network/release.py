@@ -24,10 +24,10 @@ from ref.cpt import SPECIAL_TOKENS
 from ref.network.checkpoint import FAMILIES
 from ref.network.model import Config
 
-__all__ = ["beside", "card"]
+__all__ = ["make_sidecar_files", "make_model_card"]
 
 END, ENV, AGENT = SPECIAL_TOKENS
-GIVEN = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -40,7 +40,7 @@ GIVEN = (
 """Files copied from the folder of the tokenizer."""
 
 
-def chat(env: str, agent: str) -> str:
+def make_chat_template(env: str, agent: str) -> str:
     """The chat template of an agent: the texts that its context consists of, each after the token of who says it. A
     tool call is a line: its name, the first argument behind it, and others on lines of their own. Answers to the calls
     of one turn are lines of one text."""
@@ -63,14 +63,14 @@ def chat(env: str, agent: str) -> str:
     )
 
 
-def beside(
+def make_sidecar_files(
     source: str | Path, config: Config, about: str, speakers: tuple[str, str] = (ENV, AGENT)
 ) -> dict[str, bytes]:
     """Name → content of the files that go with a network of shape `config`. The tokenizer and its settings are copied
     from the folder `source`, which must have a tokenizer.json; missing settings are written here. `about`: the model
     card. `speakers`: the tokens with which environment and agent begin to speak; others than this project's own replace
     the chat template and the stop tokens that are there."""
-    files = {name: (Path(source) / name).read_bytes() for name in GIVEN if (Path(source) / name).is_file()}
+    files = {name: (Path(source) / name).read_bytes() for name in TOKENIZER_FILES if (Path(source) / name).is_file()}
     ids = {token["content"]: token["id"] for token in parse_json(files["tokenizer.json"]).get("added_tokens", [])}
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -81,7 +81,7 @@ def beside(
     if END in ids:
         tokenizer_config |= {"eos_token": END, "pad_token": END}
     if {*speakers} <= ids.keys():
-        tokenizer_config["chat_template"] = chat(*speakers)
+        tokenizer_config["chat_template"] = make_chat_template(*speakers)
     settings = {"tokenizer_config.json": tokenizer_config}
     if END in ids:
         stops = [ids[token] for token in (END, speakers[0]) if token in ids]
@@ -93,11 +93,11 @@ def beside(
     return setting_files | files | {"README.md": about.encode(errors="replace")}
 
 
-def card(
-    name: str, what: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False
+def make_model_card(
+    name: str, summary: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False
 ) -> str:
-    """The model card in Markdown: `what` the model is in a sentence or two, `facts` about data and results, and how to
-    sample it. `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`:
+    """The model card in Markdown: `summary` the model is in a sentence or two, `facts` about data and results, and how
+    to sample it. `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`:
     whether there are multi-token-prediction layers."""
     kind = FAMILIES[config.model_type].title
     if config.num_experts:
@@ -125,7 +125,7 @@ pipeline_tag: text-generation
 
 # {name}
 
-{what}
+{summary}
 
 | | |
 |---|---|
@@ -143,5 +143,6 @@ found = model.generate(**prompt, max_new_tokens=64)  # greedy; do_sample=True, t
 print(tokenizer.decode(found[0]))
 ```
 {layers if drafts else ""}
-Made with etude, a reference implementation of the training recipe behind Composer 2. Its figures say nothing about Composer itself.
+Made with etude, a reference implementation of the training recipe behind Composer 2. \
+Its figures say nothing about Composer itself.
 """

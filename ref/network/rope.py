@@ -8,7 +8,7 @@ and the one on many ranks.
 |---|---|---|
 | `default` | nothing | RoFormer |
 | `linear` | θ_i / s: positions are interpolated | Position Interpolation, arXiv:2306.15595 |
-| `llama3` | θ_i / s where the pair turns slowly, θ_i where it turns fast, and a mean of both in between | Meta's code of Llama 3.1 |
+| `llama3` | θ_i / s where the pair turns slowly, θ_i where it turns fast, a mean of both between | Meta's Llama 3.1 |
 | `yarn` | the same with another ramp; queries and keys are also multiplied by √(1/t) | YaRN, arXiv:2309.00071 |
 
 | paper | here | shape |

@@ -7,7 +7,7 @@
 | `records.py` | a finished group as bytes |
 | `services.py` | what the reconciler and the trainer do, each in a process of its own |
 | `worker.py` | the same of a worker: it samples groups, stores them, and loads weights in the background |
-| `vllm_engine.py`, `vllm_weights.py` | vLLM instead of this project's engine: its slots, and inside its process its weights |
+| `vllm_engine.py`, `vllm_weights.py` | vLLM instead of this project's engine: its slots, its weights in its process |
 | `evaluator.py` | the same of the evaluator, which follows versions and measures them |
 | `learner.py` | what one process trains |
 | `local.py` | starts them on one machine, and starts anew whoever dies |

@@ -11,7 +11,7 @@ and ends with the run.
 | reconciler | the machine where `play` is called |
 | trainer | a free CPU, and a GPU if the cluster has any |
 | ranks of a trainer that is a group | a free CPU each, and over nccl a GPU each |
-| workers, standbys, evaluator | a free CPU each, and with vLLM a GPU if the cluster has enough; workers are spread over the machines |
+| workers, standbys, evaluator | a free CPU each, with vLLM a GPU if there are enough; workers spread over machines |
 
 What they do and say is the same as on one machine (`local.serve`); they meet at a port of the reconciler's machine. All
 machines must see the run folder, since the trainer's state and the events lie there, and the store, if it is another
@@ -60,7 +60,7 @@ class Service:
     def __init__(self, name: str):
         multiprocessing.current_process().name = name
         os.environ["OMP_NUM_THREADS"] = (
-            "1"  # with more, `kit.process.on_cores` would fork, which a process that has Ray's threads must not
+            "1"  # with more, `kit.process.map_on_cores` would fork, which a process that has Ray's threads must not
         )
         self.name, self.epoch, self.reports = name, -1, queue.SimpleQueue[Any]()
 
@@ -83,9 +83,9 @@ class Service:
             os._exit(1)  # Ray could not reach it for a while, and it has been given up
         self.epoch = epoch
         threading.Thread(target=run_service, daemon=True).start()
-        return self.said(epoch)
+        return self.next_reports(epoch)
 
-    def said(self, epoch: int) -> list:
+    def next_reports(self, epoch: int) -> list:
         """Waits for something to tell. The last thing is None, or Failed."""
         if epoch != self.epoch:
             raise RuntimeError(f"epoch {epoch} of {self.name} is over")
@@ -279,7 +279,7 @@ def play(
                         del running[name]
                         deadline = time.monotonic() + plan.timeout if name == "reconciler" else deadline
                     else:
-                        service.submit("said", service.epoch)
+                        service.submit("next_reports", service.epoch)
         finally:
             for service in running.values():
                 ray.kill(service.actor)

@@ -21,7 +21,7 @@ from ref import weight_sync
 from ref.engine.sampler import Sampler
 from scaled.async_rl.services import Log, no_room, open_stores, pause
 
-__all__ = ["Evaluate", "evaluate", "measured"]
+__all__ = ["Evaluate", "evaluate", "read_measurements"]
 
 Evaluate = Callable[[Sampler], float]
 """A sampler that holds a version → its success, for instance the share of held-out tasks that it solves."""
@@ -34,7 +34,7 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
     """Measures versions 0, `every`, 2·`every` … as far as it keeps up, until the last one of `steps`. Raises OSError
     for a full disk; a store that does not answer is asked again."""
     os.nice(10)
-    measurements = measured(folder)
+    measurements = read_measurements(folder)
     log, last = Log(folder, "evaluator", epoch), int(max((line["version"] for line in measurements), default=-every))
     log("start")
     start_time = read_lines(folder / "events" / "evaluator.jsonl")[0]["at"]
@@ -44,8 +44,8 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
     while last + every <= steps:
         time.sleep(LOOK)
         try:
-            reader.look()
-            due_version = max((version for version in reader.known if version % every == 0), default=-1)
+            reader.read_manifests()
+            due_version = max((version for version in reader.manifests if version % every == 0), default=-1)
             if due_version <= last:
                 continue
             reader.fetch(due_version)
@@ -55,7 +55,7 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
                 raise
             failures += 1
             log("unsynced", why=str(error))
-            reader.known.clear()
+            reader.manifests.clear()
             time.sleep(pause(failures))
             continue
         failures = 0
@@ -68,7 +68,7 @@ def evaluate(folder: Path, epoch: int, store: str, sampler: Sampler, measure: Ev
     log("stop")
 
 
-def measured(folder: Path) -> list[dict]:
+def read_measurements(folder: Path) -> list[dict]:
     """What the evaluator of a run has measured so far: `version`, `success`, and `seconds` since it first started,
     interruptions included."""
     return [line for line in read_lines(folder / "events" / "evaluator.jsonl") if line["what"] == "evaluated"]

@@ -36,13 +36,13 @@ from kit.settings import RunError
 from ref.rollout import Rollout
 from scaled import weight_sync
 from scaled.async_rl.messages import Batch
-from scaled.async_rl.services import Log, Publisher, Stores, insist, own_versions, read
+from scaled.async_rl.services import Log, Publisher, Stores, own_versions, read, retry_store_call
 from scaled.network import checkpoint
 from scaled.network.model import Transformer
 from scaled.rl import Rl, improve, means, share
 from scaled.runtime import sharding
 from scaled.runtime.checkpoint import CheckpointError, Checkpoints
-from scaled.runtime.comm import most, summed
+from scaled.runtime.comm import all_reduce_max, all_reduce_sum
 from scaled.runtime.mesh import Compute, Layout, computing, current, mesh
 
 __all__ = ["Rank", "Sharded", "TrainerGroup", "interface_to", "joined", "restored"]
@@ -83,10 +83,10 @@ class Sharded:
         self.optimizers = c.optimizers(model)
         self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
-    def step(self, played: Sequence[Rollout], first: int = 0) -> dict[str, float]:
-        """One optimiser step; all ranks call it together. played: conversations `first`, `first` + 1, … of the step,
+    def step(self, rollouts: Sequence[Rollout], first: int = 0) -> dict[str, float]:
+        """One optimiser step; all ranks call it together. rollouts: conversations `first`, `first` + 1, … of the step,
         this rank's `share` of them included. Returns metrics of all ranks' conversations."""
-        c, own_rollouts = self.c, [played[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
+        c, own_rollouts = self.c, [rollouts[n - first] for n in share(self.c.rl.prompts * self.c.rl.rollouts).tolist()]
         result = improve(c, self.model, self.reference, own_rollouts)
         factor = c.schedule.rate(self.done)
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
@@ -99,7 +99,7 @@ class Sharded:
         self.done += 1
         ratio, clip = result.gap.exp(), c.rl.objective
         outside = ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().sum()
-        num_failed = summed(
+        num_failed = all_reduce_sum(
             torch.tensor(float(sum(bool(rollout.failure) for rollout in own_rollouts)), device=current().device)
         ).item()
         metrics = (
@@ -108,11 +108,11 @@ class Sharded:
             | ({"failed": num_failed} if num_failed else {})
         )
         metrics |= {"kl": result.drift.nanmean().item(), "grad_norm": norm}
-        return metrics | {"outside_clip": summed(outside).item() / result.tokens, "imbalance": result.load}
+        return metrics | {"outside_clip": all_reduce_sum(outside).item() / result.tokens, "imbalance": result.load}
 
     def state(self) -> dict[str, Tensor]:
         """All that a checkpoint holds: this rank's part, which it shares memory with."""
-        sharding.rest(self.model)
+        sharding.reshard(self.model)
         return checkpoint.state(self.model, self.optimizers)
 
 
@@ -134,39 +134,39 @@ class Rank:
         if not self.checkpoints.steps():
             return 0, ()
         try:
-            checkpoint.begun(self.learner.model, self.learner.optimizers, self.checkpoints.names())
+            checkpoint.create_optimizer_state(self.learner.model, self.learner.optimizers, self.checkpoints.names())
             meta = self.checkpoints.load(self.learner.state())
         except CheckpointError as error:
             raise RunError(str(error)) from None
         self.learner.done = meta["step"]
         return meta["step"], tuple(meta["groups"])
 
-    def step(self, version: int, asked: Batch) -> dict[str, float]:
-        self._tell("step", version, asked)
+    def step(self, version: int, batch: Batch) -> dict[str, float]:
+        self._tell("step", version, batch)
         rollouts = self.learner.c.rl.rollouts
         numbers = share(self.learner.c.rl.prompts * rollouts).tolist()
         # The groups that this rank's conversations belong to.
         group_slice = slice(numbers[0] // rollouts, numbers[-1] // rollouts + 1)
-        group_rollouts = insist(
-            lambda: read(self.stores.groups, asked.keys[group_slice], asked.digests[group_slice]),
+        group_rollouts = retry_store_call(
+            lambda: read(self.stores.groups, batch.keys[group_slice], batch.digests[group_slice]),
             "reading groups",
             self.log,
             self.patience,
         )
         begin = group_slice.start * rollouts
         metrics = self.learner.step(group_rollouts, begin) | ages([group_rollouts[n - begin] for n in numbers], version)
-        self.checkpoints.save(version + 1, self.learner.state(), {"groups": list(asked.groups)})
+        self.checkpoints.save(version + 1, self.learner.state(), {"groups": list(batch.groups)})
         self.checkpoints.finish()
         return metrics
 
     def publish(self, version: int, anew: bool = False) -> None:
         self._tell("publish", version, anew)
-        sharding.rest(self.learner.model)
+        sharding.reshard(self.learner.model)
         self.publisher.publish(version, anew)
 
-    def start(self, version: int, then: Callable[[], None] = lambda: None) -> None:
+    def start(self, version: int, on_visible: Callable[[], None] = lambda: None) -> None:
         self._tell("start", version)
-        self.publisher.start(version, then)
+        self.publisher.start(version, on_visible)
 
     def stop(self) -> None:
         """Lets the others end."""
@@ -191,9 +191,9 @@ def ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     """`services.ages` of the conversations of all ranks, this rank's given."""
     # Age v − u (ref/async_rl.py).
     age = version - own_versions(rollouts).to(current().device).double()
-    total, tokens = summed(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()
+    total, tokens = all_reduce_sum(torch.stack((age.sum(), torch.ones_like(age).sum()))).tolist()
     oldest = age.max() if len(age) else age.new_tensor(-math.inf)  # this rank's environments have all failed
-    return {"age": total / tokens, "oldest": most(oldest).item(), "tokens": tokens}
+    return {"age": total / tokens, "oldest": all_reduce_max(oldest).item(), "tokens": tokens}
 
 
 def interface_to(host: str, port: int) -> str:

@@ -11,19 +11,23 @@ import torch
 from ref.network import Transformer
 from ref.network.masters import Masters
 from ref.rl import Settings, improve
-from ref.rollout import Each, Rollout, common_names, one_by_one
+from ref.rollout import MapFunction, Rollout, common_names, map_in_order
 
 __all__ = ["Trained"]
 
 
 class Trained:
     """RL on a network, which becomes the masters. reference: the policy before RL, if drift from it is paid for;
-    `each`: as for `ref.rl.improve`."""
+    `map_fn`: as for `ref.rl.improve`."""
 
     def __init__(
-        self, c: Settings, network: Transformer, reference: Transformer | None = None, each: Each = one_by_one
+        self,
+        c: Settings,
+        network: Transformer,
+        reference: Transformer | None = None,
+        map_fn: MapFunction = map_in_order,
     ):
-        self.c, self.each, self.done = c, each, 0
+        self.c, self.map_fn, self.done = c, map_fn, 0
         self.masters = Masters(network, torch.bfloat16)
         self.reference = None if reference is None else reference.bfloat16().requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.masters.masters.parameters(), lr=c.lr, betas=(0.9, 0.95), fused=True)
@@ -32,18 +36,18 @@ class Trained:
     def model(self) -> Transformer:
         return self.masters.model
 
-    def step(self, played: Sequence[Rollout]) -> dict[str, float]:
-        result = improve(self.c, self.model, self.reference, played, each=self.each)
+    def step(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        result = improve(self.c, self.model, self.reference, rollouts, map_fn=self.map_fn)
         self.optimizer.param_groups[0]["lr"] = self.c.lr * self.c.rate(self.done)
         norm = self.masters.step([self.optimizer], gradients=result.gradients)
         self.done += 1
         ratio, clip = result.gap.exp(), self.c.objective
         outside = ((ratio < 1 - clip.clip_low) | (ratio > 1 + clip.clip_high)).double().mean().item()
-        logged_metrics = [rollout.logged for rollout in played if not rollout.failure]
+        logged_metrics = [rollout.logged for rollout in rollouts if not rollout.failure]
         means = {
             name: float(np.mean([metrics[name] for metrics in logged_metrics])) for name in common_names(logged_metrics)
         }
-        means |= {"failed": float(len(played) - len(logged_metrics))} if len(logged_metrics) < len(played) else {}
+        means |= {"failed": float(len(rollouts) - len(logged_metrics))} if len(logged_metrics) < len(rollouts) else {}
         reward, drift = result.rewards.nanmean().item(), result.drift.nanmean().item()
         return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 

@@ -287,7 +287,7 @@ class Silent:
 class Failed:
     """What a service says before it ends with an error."""
 
-    why: str
+    reason: str
     hopeless: bool = False
     """Whether another process in its place would fail too."""
     number: int | None = None
@@ -358,16 +358,16 @@ class Deaths:
     def __init__(self, plan: Plan):
         self.plan, self.number = plan, 0
 
-    def note(self, name: str, epoch: int, how: str, failed: Failed | None, **facts: str) -> None:
+    def note(self, name: str, epoch: int, cause: str, failed: Failed | None, **facts: str) -> None:
         """Returns where another process may take the place of this one; `facts` go into its log. Raises OSError for a
         full disk, and RunError for what no restart can mend and for one death too many."""
-        reason = how if failed is None else failed.why
+        reason = cause if failed is None else failed.reason
         if name != "reconciler":
             services.Log(self.plan.folder, name, epoch)("died", why=reason, **facts)
         if failed is not None and failed.number is not None:
             raise OSError(failed.number, os.strerror(failed.number), failed.path)
         if failed is not None and failed.hopeless:
-            raise RunError(failed.why)
+            raise RunError(failed.reason)
         self.number += 1
         if self.number > self.plan.most_restarts:
             raise RunError(

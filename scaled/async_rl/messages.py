@@ -29,7 +29,7 @@ __all__ = [
     "Refused",
     "Repair",
     "Stop",
-    "Stuck",
+    "LoadFailed",
     "Trained",
     "Update",
     "Work",
@@ -76,7 +76,7 @@ class Loaded(Message):
 
 
 @dataclass(frozen=True)
-class Stuck(Message):
+class LoadFailed(Message):
     """A worker cannot load a version that is published: what lies in the store is damaged, or is gone."""
 
     version: int
@@ -171,7 +171,7 @@ class Workers:
 class Refused:
     """To whoever just spoke: it was given up, or says what cannot be. It should end."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,15 @@ class Stop:
     """To everyone: all steps are done."""
 
 
-TO_RECONCILER = (Hello, Beat, Loaded, Stuck, Done, Ready, Trained, Published)
+TO_RECONCILER = (Hello, Beat, Loaded, LoadFailed, Done, Ready, Trained, Published)
 KINDS = {kind.__name__: kind for kind in (*TO_RECONCILER, Work, Forget, Update, Batch, Repair, Workers, Refused, Stop)}
 
 
 def encode(message: object) -> bytes:
     """A message as JSON."""
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()  # pyright: ignore[reportArgumentType]
+    return json.dumps(
+        {"kind": type(message).__name__, **asdict(message)}  # pyright: ignore[reportArgumentType]
+    ).encode()
 
 
 def decode(data: bytes):

@@ -40,12 +40,12 @@ from scaled.async_rl.messages import (
     Forget,
     Hello,
     Loaded,
+    LoadFailed,
     Published,
     Ready,
     Refused,
     Repair,
     Stop,
-    Stuck,
     Trained,
     Update,
     Work,
@@ -81,7 +81,7 @@ class Reconciler:
         write: Callable[[dict], None],
         lines: Iterable[dict] = (),
         timeout: float = 10.0,
-        now: float = 0.0,
+        time_now: float = 0.0,
         spares: Iterable[str] = (),
         tries: int = 3,
     ):
@@ -93,7 +93,7 @@ class Reconciler:
             timeout,
             tries,
         )
-        self.start_time = self.current_time = now
+        self.start_time = self.current_time = time_now
         self.life, self.records = Life(rules), {}
         for line in lines:
             self.life.apply(Event(line["kind"], tuple(line["groups"]), line["version"]))
@@ -118,9 +118,9 @@ class Reconciler:
         # the trainer will say which.
         self.published = self.life.version - 1
 
-    def handle(self, message, now: float) -> Outbox:
+    def handle(self, message, time_now: float) -> Outbox:
         """Take a message. Returns what is to be sent."""
-        sender, epoch, self.current_time = message.sender, message.epoch, now
+        sender, epoch, self.current_time = message.sender, message.epoch, time_now
         if epoch < self.epochs.get(sender, 0):
             return [(sender, Refused(f"epoch {epoch} of {sender} is over: {self.epochs[sender]} has begun"))]
         outbox: Outbox = []
@@ -137,39 +137,39 @@ class Reconciler:
                 self.published = message.version
                 outbox += [(name, Update(message.version)) for name in self.workers]
         elif isinstance(message, Hello):
-            outbox += self._hello(message, now)
+            outbox += self._hello(message, time_now)
         elif sender not in self.workers:
             return [(sender, Refused(f"{sender} must say hello first"))]
         else:
-            self.workers[sender].last_seen = now
+            self.workers[sender].last_seen = time_now
             if isinstance(message, Loaded):
                 self.workers[sender].version = max(self.workers[sender].version, message.version)
             elif isinstance(message, Done):
                 outbox += self._done(message)
-            elif isinstance(message, Stuck):
-                is_repairing = now - self.repairs.get(message.version, -1e9) < self.timeout
+            elif isinstance(message, LoadFailed):
+                is_repairing = time_now - self.repairs.get(message.version, -1e9) < self.timeout
                 if message.version == self.published and "trainer" in self.epochs and not is_repairing:
-                    self.repairs = {message.version: now}
+                    self.repairs = {message.version: time_now}
                     outbox.append(("trainer", Repair(message.version)))
             else:
                 assert isinstance(message, Beat)
         return outbox + self._go_on()
 
-    def tick(self, now: float) -> Outbox:
+    def tick(self, time_now: float) -> Outbox:
         """Give up who was silent for too long. To be called several times in each `timeout`."""
-        self.current_time = now
+        self.current_time = time_now
         for name, worker in list(self.workers.items()):
-            if now - worker.last_seen > self.timeout:
+            if time_now - worker.last_seen > self.timeout:
                 self._lose(name)
                 self.silent.append((name, self.epochs[name]))
                 self.epochs[name] += 1  # whatever it says later comes from an epoch that is over
-        if now - self.start_time > self.timeout:
+        if time_now - self.start_time > self.timeout:
             self._play_anew()
         return self._go_on()
 
-    def hung_up(self, name: str, now: float) -> Outbox:
+    def hung_up(self, name: str, time_now: float) -> Outbox:
         """The connection of this client has ended; its process may have, too."""
-        self.current_time = now
+        self.current_time = time_now
         if name in self.workers:
             self._lose(name)
         return self._go_on()

@@ -36,11 +36,11 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.rollout import Rollout
-from scaled.async_rl.beside import Beside, Errand
+from scaled.async_rl.background import BackgroundCall, BackgroundThread
 from scaled.async_rl.messages import Hello, Ready, Refused, Stop, decode, encode
 from scaled.async_rl.reconciler import Reconciler
 from scaled.async_rl.records import unpack
-from scaled.async_rl.wire import Hub, Line, Lost, Port
+from scaled.async_rl.wire import ConnectionLost, Hub, Line, Port
 from scaled.runtime.store import open_store
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
     "Steps",
     "address",
     "ages",
-    "insist",
+    "retry_store_call",
     "keep",
     "no_room",
     "open_stores",
@@ -82,7 +82,7 @@ class Steps(Protocol):
         """The network whose weights are published."""
         ...
 
-    def step(self, played: Sequence[Rollout]) -> dict[str, float]:
+    def step(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """One optimiser step on the rollouts of the groups of a step; returns its metrics."""
         ...
 
@@ -104,10 +104,10 @@ class Log:
         (folder / "events").mkdir(parents=True, exist_ok=True)
         self.file, self.epoch, self.lock = Journal(folder / "events" / f"{name}.jsonl"), epoch, threading.Lock()
 
-    def __call__(self, what: str, **facts: float | str) -> None:
+    def __call__(self, event: str, **facts: float | str) -> None:
         with self.lock:
             self.file.append(
-                json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": what, **facts}).encode() + b"\n"
+                json.dumps({"at": round(time.time(), 4), "epoch": self.epoch, "what": event, **facts}).encode() + b"\n"
             )
 
 
@@ -170,7 +170,7 @@ def reconcile(
                 continue  # its process will say hello again, or another one in its place
             try:
                 line.say(encode(message))
-            except Lost:
+            except ConnectionLost:
                 hub.end(line)
                 end(line)
                 continue
@@ -189,7 +189,7 @@ def reconcile(
         if not reconciler.life.over or lines_to.keys() - notified_names:
             # Who is not connected is waited for no longer than `timeout` from now on: it may hang before it says hello.
             last_activity = time.monotonic()
-        for line, data in hub.heard(min(BEAT, timeout / 4)):
+        for line, data in hub.receive(min(BEAT, timeout / 4)):
             if data is None:
                 end(line)
                 continue
@@ -219,8 +219,8 @@ class Publisher:
         """patience: seconds that the store may be down. sync: `ref.weight_sync`, or its twin, where every rank has a
         publisher and all call it together."""
         self.store, self.learner, self.log, self.patience, self.sync = store, learner, log, patience, sync
-        self.writer, self.beside = sync.Writer(store), Beside()
-        self.errand: Errand | None = None
+        self.writer, self.background = sync.Writer(store), BackgroundThread()
+        self.errand: BackgroundCall | None = None
         self.visible = -1
         """The newest version that was published."""
 
@@ -230,9 +230,9 @@ class Publisher:
         self.wait()
         self._publish(version, self.sync.parts(self.learner.model), anew)
 
-    def start(self, version: int, then: Callable[[], None] = lambda: None) -> None:
-        """Returns once the weights are copied, and publishes them beside whatever this process does next; calls `then`
-        once they are visible. First waits for the version before."""
+    def start(self, version: int, on_visible: Callable[[], None] = lambda: None) -> None:
+        """Returns once the weights are copied, and publishes them beside whatever this process does next; calls
+        `on_visible` once they are visible. First waits for the version before."""
         self.wait()
         parts = [
             replace(part, weights=part.weights.detach().to(torch.bfloat16, copy=True))
@@ -241,9 +241,9 @@ class Publisher:
 
         def call() -> None:
             self._publish(version, parts)
-            then()
+            on_visible()
 
-        self.errand = self.beside.send(call)
+        self.errand = self.background.send(call)
 
     def check(self) -> None:
         """Raises the error of the version that was started, if it has one."""
@@ -266,7 +266,7 @@ class Publisher:
             return self.writer.publish(version, parts)
 
         start_time = time.monotonic()
-        manifest = insist(attempt, f"publishing version {version}", self.log, self.patience)
+        manifest = retry_store_call(attempt, f"publishing version {version}", self.log, self.patience)
         self.visible, size = version, sum(shard["bytes"] for link in manifest["links"] for shard in link["shards"])
         self.log(
             "repaired" if anew else "published",
@@ -281,7 +281,7 @@ class Publisher:
                 self.log("unpruned", why=str(error))  # the next anchor comes
 
 
-def insist(call: Callable, what: str, log: Log, patience: float):
+def retry_store_call(call: Callable, action: str, log: Log, patience: float):
     """What call() returns, once the store answers. Raises RunError after `patience` seconds, and at once where trying
     again cannot help."""
     start_time, failures = time.monotonic(), 0
@@ -292,17 +292,17 @@ def insist(call: Callable, what: str, log: Log, patience: float):
             if no_room(error):
                 raise
             failures += 1
-            log("waits for the store", doing=what, why=str(error))
+            log("waits for the store", doing=action, why=str(error))
             if "another writer" in str(error):
-                raise RunError(f"{what} failed: {error}; is the store that of another run?") from None
+                raise RunError(f"{action} failed: {error}; is the store that of another run?") from None
             if time.monotonic() - start_time > patience:
-                raise RunError(f"{what} failed for {patience:g} seconds; the last error: {error}") from None
+                raise RunError(f"{action} failed for {patience:g} seconds; the last error: {error}") from None
             time.sleep(pause(failures))
 
 
-def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
+def ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     """Mean and greatest age, in updates, of the policy's own tokens, and their number."""
-    own = own_versions(played)
+    own = own_versions(rollouts)
     # Age v − u (ref/async_rl.py).
     return {
         "age": (version - own).double().mean().item(),
@@ -311,12 +311,12 @@ def ages(played: Sequence[Rollout], version: int) -> dict[str, float]:
     }
 
 
-def own_versions(played: Sequence[Rollout]) -> torch.Tensor:
+def own_versions(rollouts: Sequence[Rollout]) -> torch.Tensor:
     """The version of each of the policy's own tokens, [n], in rollouts whose environment did not fail."""
     return torch.cat(
         [
             torch.zeros(0, dtype=torch.long),
-            *(s.version[s.sampled] for p in played if not p.failure for s in p.chain.segments),
+            *(s.version[s.sampled] for p in rollouts if not p.failure for s in p.chain.segments),
         ]
     )
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from scaled.async_rl import services
 from scaled.async_rl.messages import Batch, Published, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
-from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, insist
-from scaled.async_rl.wire import Line, Lost, Port
+from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, retry_store_call
+from scaled.async_rl.wire import ConnectionLost, Line, Port
 
 __all__ = ["Alone", "Work", "train"]
 
@@ -27,7 +27,7 @@ class Work(Protocol):
         beginning."""
         ...
 
-    def step(self, version: int, asked: Batch) -> dict[str, float]:
+    def step(self, version: int, batch: Batch) -> dict[str, float]:
         """Reads groups, trains on them, and saves step `version` + 1. Returns its metrics."""
         ...
 
@@ -40,7 +40,7 @@ class Work(Protocol):
         """As `Publisher.publish`."""
         ...
 
-    def start(self, version: int, then: Callable[[], None]) -> None:
+    def start(self, version: int, on_visible: Callable[[], None]) -> None:
         """As `Publisher.start`."""
         ...
 
@@ -63,22 +63,22 @@ class Alone:
     def restored(self) -> tuple[int, tuple[int, ...]]:
         return services.restored(self.save_folder, self.learner)
 
-    def step(self, version: int, asked: Batch) -> dict[str, float]:
-        rollouts = insist(
-            lambda: services.read(self.stores.groups, asked.keys, asked.digests),
+    def step(self, version: int, batch: Batch) -> dict[str, float]:
+        rollouts = retry_store_call(
+            lambda: services.read(self.stores.groups, batch.keys, batch.digests),
             "reading groups",
             self.log,
             self.patience,
         )
         metrics = self.learner.step(rollouts) | ages(rollouts, version)
-        services.keep(self.save_folder, self.learner, version + 1, asked.groups)
+        services.keep(self.save_folder, self.learner, version + 1, batch.groups)
         return metrics
 
     def publish(self, version: int, anew: bool = False) -> None:
         self.publisher.publish(version, anew)
 
-    def start(self, version: int, then: Callable[[], None]) -> None:
-        self.publisher.start(version, then)
+    def start(self, version: int, on_visible: Callable[[], None]) -> None:
+        self.publisher.start(version, on_visible)
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
     def announce_version() -> None:
         # Beside a step this loop cannot speak. If the reconciler is gone, the next one hears it when this loop
         # connects.
-        with contextlib.suppress(Lost), contextlib.closing(Line.to(at, patience)) as connection:
+        with contextlib.suppress(ConnectionLost), contextlib.closing(Line.to(at, patience)) as connection:
             connection.say(encode(Published("trainer", epoch, work.publisher.visible)))
 
     version, groups = work.restored()
@@ -108,14 +108,14 @@ def train(
             line.say(encode(Published("trainer", epoch, work.publisher.visible)))
             while True:
                 work.publisher.check()
-                for data in line.heard(BEAT):
+                for data in line.receive(BEAT):
                     message = decode(data)
                     if isinstance(message, Stop):
                         work.publisher.wait()
                         log("stop")
                         return
                     if isinstance(message, Refused):
-                        raise GivenUp(message.why)
+                        raise GivenUp(message.reason)
                     if isinstance(message, Workers):
                         log("workers", alive=message.alive)
                     elif isinstance(message, Repair) and message.version == version:
@@ -130,7 +130,7 @@ def train(
                         show(version, metrics)
                         line.say(encode(Trained("trainer", epoch, version - 1, groups)))
                         line.say(encode(Ready("trainer", epoch, version, groups)))
-        except Lost:
+        except ConnectionLost:
             log("lost")
         finally:
             line.close()

@@ -82,7 +82,7 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
             try:
                 self.reader.fetch(version)
             except Exception as error:
-                self.reader.known.clear()  # a manifest may be replaced by one with a new anchor
+                self.reader.manifests.clear()  # a manifest may be replaced by one with a new anchor
                 self.error = error
 
         assert self.building is None
@@ -129,7 +129,7 @@ class Deltas(WeightTransferEngine[StoreInfo, VersionInfo]):
                 )
                 value = f"{digest(Part(name, tuple(served_copy.shape), 0, served_copy)):032x}"
                 digests[name] = value if digests.get(name, value) == value else "served twice, and differently"
-        return digests, self.reader.known[self.reader.version]["digests"]
+        return digests, self.reader.manifests[self.reader.version]["digests"]
 
     def shutdown(self) -> None: ...
 

@@ -3,8 +3,8 @@ and TCP between several.
 
 Who may open a socket's folder may speak, so it is the user's alone. Any process may connect to a port, so the first
 frame that comes there must be the run's token; the hub welcomes who knows it, and hangs up on all others. A frame is at
-most `MOST` bytes: a message names what is large, and does not hold it. A peer that dies is an end of its line, at once;
-one whose machine is cut off, after some seconds in which it takes nothing."""
+most `MAX_FRAME_BYTES` bytes: a message names what is large, and does not hold it. A peer that dies is an end of its
+line, at once; one whose machine is cut off, after some seconds in which it takes nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Hub", "Line", "Lost", "Port", "meeting_place", "meeting_port"]
+__all__ = ["Hub", "Line", "ConnectionLost", "Port", "meeting_place", "meeting_port"]
 
-MOST = 1 << 24
+MAX_FRAME_BYTES = 1 << 24
 """Largest frame, bytes."""
 
 
@@ -32,7 +32,7 @@ WAIT = 5.0
 """Seconds for a connection over TCP, and for its welcome."""
 
 
-class Lost(ConnectionError):
+class ConnectionLost(ConnectionError):
     """The other side is gone."""
 
 
@@ -78,10 +78,10 @@ def bind_socket(host: str, number: int) -> socket.socket:
 
 
 class Line:
-    """One end of a connection. most: the largest frame that is taken, bytes."""
+    """One end of a connection. max_bytes: the largest frame that is taken, bytes."""
 
-    def __init__(self, peer: socket.socket, most: int = MOST):
-        self.peer, self.buffer, self.max_bytes = peer, bytearray(), most
+    def __init__(self, peer: socket.socket, max_bytes: int = MAX_FRAME_BYTES):
+        self.peer, self.buffer, self.max_bytes = peer, bytearray(), max_bytes
         peer.setblocking(False)
 
     @classmethod
@@ -94,21 +94,21 @@ class Line:
                 return open_line(at) if isinstance(at, Port) else cls(connect_socket(at))
             except (FileNotFoundError, ConnectionError, TimeoutError) as error:
                 if time.monotonic() > deadline:
-                    raise Lost(f"nobody listens at {at}: {error}") from None
+                    raise ConnectionLost(f"nobody listens at {at}: {error}") from None
                 time.sleep(0.02)
 
     def say(self, data: bytes, seconds: float = 10.0) -> None:
         """Sends a frame. Raises Lost if the other side is gone, or takes nothing for some seconds."""
-        if len(data) > MOST:
-            raise ValueError(f"a frame may have {MOST} bytes, got {len(data)}")
+        if len(data) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame may have {MAX_FRAME_BYTES} bytes, got {len(data)}")
         try:
             self.peer.settimeout(seconds)
             self.peer.sendall(len(data).to_bytes(4, "big") + data)
             self.peer.setblocking(False)
         except OSError as error:
-            raise Lost(str(error)) from None
+            raise ConnectionLost(str(error)) from None
 
-    def heard(self, seconds: float = 0.0) -> list[bytes]:
+    def receive(self, seconds: float = 0.0) -> list[bytes]:
         """Complete frames that have come, waiting for the first one at most this long. Raises Lost if the other side is
         gone."""
         frames = self._frames()
@@ -122,11 +122,11 @@ class Line:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise Lost(str(error)) from None
+                raise ConnectionLost(str(error)) from None
             if not data:
                 if frames or (frames := self._frames()):
                     return frames  # what was said before the end
-                raise Lost("the other side has closed the line")
+                raise ConnectionLost("the other side has closed the line")
             self.buffer += data
         return frames + self._frames()
 
@@ -136,7 +136,7 @@ class Line:
             frames.append(bytes(self.buffer[4 : 4 + size]))
             del self.buffer[: 4 + size]
         if len(self.buffer) >= 4 and int.from_bytes(self.buffer[:4], "big") > self.max_bytes:
-            raise Lost("the other side does not send frames")
+            raise ConnectionLost("the other side does not send frames")
         return frames
 
     def close(self) -> None:
@@ -158,12 +158,12 @@ def open_line(port: Port) -> Line:
     try:
         line = Line(with_keepalive(socket.create_connection((port.host, port.number), WAIT)))
     except OSError as error:  # a machine that cannot be reached may be so again
-        raise Lost(str(error)) from None
+        raise ConnectionLost(str(error)) from None
     try:
         line.say(port.token)
-        if line.heard(WAIT) != [WELCOME]:
-            raise Lost("it has no welcome")
-    except Lost:
+        if line.receive(WAIT) != [WELCOME]:
+            raise ConnectionLost("it has no welcome")
+    except ConnectionLost:
         line.close()
         raise
     return line
@@ -196,7 +196,7 @@ class Hub:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
 
-    def heard(self, seconds: float) -> list[tuple[Line, bytes | None]]:
+    def receive(self, seconds: float) -> list[tuple[Line, bytes | None]]:
         """Frames that have come, with the line that each came from; None: the line has ended. Waits at most some
         seconds."""
         messages: list[tuple[Line, bytes | None]] = []
@@ -207,12 +207,12 @@ class Hub:
             line: Line = key.data
             is_known = line not in self.strangers
             try:
-                frames = line.heard()
+                frames = line.receive()
                 if not is_known and frames:
                     self.welcome(line, frames)
                 elif is_known:
                     messages += [(line, data) for data in frames]
-            except Lost:
+            except ConnectionLost:
                 self.end(line)
                 if is_known:
                     messages.append((line, None))
@@ -224,7 +224,7 @@ class Hub:
         except OSError:
             return  # it has gone already
         if self.token:
-            self.strangers.add(line := Line(with_keepalive(peer), most=len(self.token)))
+            self.strangers.add(line := Line(with_keepalive(peer), max_bytes=len(self.token)))
         else:
             line = Line(peer)
         self.selector.register(peer, selectors.EVENT_READ, line)
@@ -232,9 +232,9 @@ class Hub:
     def welcome(self, line: Line, frames: list[bytes]) -> None:
         """Raises Lost for whoever does not know the token."""
         if len(frames) > 1 or not hmac.compare_digest(frames[0], self.token):
-            raise Lost("it does not know the token")
+            raise ConnectionLost("it does not know the token")
         self.strangers.discard(line)
-        line.max_bytes = MOST
+        line.max_bytes = MAX_FRAME_BYTES
         line.say(WELCOME)
 
     def end(self, line: Line) -> None:

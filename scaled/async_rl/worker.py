@@ -21,16 +21,16 @@ import torch
 from kit.settings import RunError
 from ref import weight_sync
 from ref.engine.continuous import Continuous
-from scaled.async_rl.beside import Beside, Errand
+from scaled.async_rl.background import BackgroundCall, BackgroundThread
 from scaled.async_rl.messages import (
     Beat,
     Done,
     Forget,
     Hello,
     Loaded,
+    LoadFailed,
     Refused,
     Stop,
-    Stuck,
     Update,
     Work,
     decode,
@@ -39,7 +39,7 @@ from scaled.async_rl.messages import (
 from scaled.async_rl.player import Follows, Player
 from scaled.async_rl.records import oldest, pack
 from scaled.async_rl.services import BEAT, GivenUp, Log, no_room, open_stores, pause
-from scaled.async_rl.wire import Line, Lost, Port
+from scaled.async_rl.wire import ConnectionLost, Line, Port
 
 __all__ = ["work"]
 
@@ -47,13 +47,13 @@ MOST_DONE = 256
 """Groups of which a worker says again that they are done, when it connects again."""
 
 
-class Tries:
-    """When something that failed may be tried again. Raises RunError once it has failed for `most` seconds."""
+class RetryPolicy:
+    """When something that failed may be tried again. Raises RunError once it has failed for `max_seconds` seconds."""
 
-    def __init__(self, what: str, most: float):
-        self.action, self.max_seconds, self.failures, self.first, self.next = what, most, 0, 0.0, 0.0
+    def __init__(self, action: str, max_seconds: float):
+        self.action, self.max_seconds, self.failures, self.first, self.next = action, max_seconds, 0, 0.0, 0.0
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         if no_room(error) or not isinstance(error, (OSError, weight_sync.SyncError)):
             raise error
         time_now = time.monotonic()
@@ -63,11 +63,11 @@ class Tries:
         if time_now - self.first > self.max_seconds:
             raise RunError(f"{self.action} failed for {self.max_seconds:g} seconds; the last error: {error}")
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         self.failures, self.next = 0, 0.0
 
     @property
-    def now(self) -> bool:
+    def is_due(self) -> bool:
         return time.monotonic() >= self.next
 
 
@@ -78,7 +78,7 @@ class Storing:
     done: Done
     data: bytes
     tokens: int
-    errand: Errand | None = None
+    errand: BackgroundCall | None = None
 
 
 class Own:
@@ -97,7 +97,7 @@ class Own:
         self.reader.fetch(want)
 
     def anew(self) -> None:
-        self.reader.known.clear()
+        self.reader.manifests.clear()
 
     def swap(self) -> dict[str, float | str]:
         version = self.reader.swap()
@@ -112,27 +112,27 @@ class Own:
 class Weights:
     """The version that an engine serves, and the one that is built beside it."""
 
-    def __init__(self, follows: Follows, most: float):
-        self.engine_weights, self.background = follows, Beside()
-        self.errand: Errand | None = None
-        self.serves = self.wanted = -1
-        self.tries = Tries("loading weights from the store", most)
+    def __init__(self, follows: Follows, max_seconds: float):
+        self.engine_weights, self.background = follows, BackgroundThread()
+        self.errand: BackgroundCall | None = None
+        self.served_version = self.wanted_version = -1
+        self.tries = RetryPolicy("loading weights from the store", max_seconds)
 
     def go_on(self) -> Exception | bool:
         """Begins to build what is wanted. True once it is built; an error if that failed."""
         if self.errand is None:
-            if self.wanted > self.serves and self.tries.now:
-                self.errand = self.background.send(lambda want=self.wanted: self.engine_weights.fetch(want))
+            if self.wanted_version > self.served_version and self.tries.is_due:
+                self.errand = self.background.send(lambda want=self.wanted_version: self.engine_weights.fetch(want))
             return False
         if not self.errand.done.is_set():
             return False
         error = self.errand.error
         if error is None:
-            self.tries.worked()
+            self.tries.record_success()
             return True
         self.errand = None
         self.engine_weights.anew()
-        self.tries.failed(error)
+        self.tries.record_failure(error)
         return error
 
     def swap(self) -> dict[str, float | str]:
@@ -141,7 +141,7 @@ class Weights:
         assert self.errand is not None
         start_time, fetch_seconds, self.errand = time.monotonic(), self.errand.seconds, None
         facts = self.engine_weights.swap()
-        self.serves = int(facts["version"])
+        self.served_version = int(facts["version"])
         return {**facts, "fetch_s": fetch_seconds, "pause_s": time.monotonic() - start_time}
 
 
@@ -149,14 +149,14 @@ class Groups:
     """The groups that a worker has: those it plays, those on their way into the store, and the last ones that it said
     to be done."""
 
-    def __init__(self, store: MutableMapping[str, bytes], most: float):
+    def __init__(self, store: MutableMapping[str, bytes], max_seconds: float):
         self.store, self.since, self.storing, self.done = (
             store,
             dict[int, int](),
             dict[int, Storing](),
             dict[int, Done](),
         )
-        self.tries, self.background = Tries("storing groups", most), Beside()
+        self.tries, self.background = RetryPolicy("storing groups", max_seconds), BackgroundThread()
 
     def oldest(self) -> dict[int, int]:
         """The version of the oldest token of each."""
@@ -176,7 +176,7 @@ class Groups:
         error: Exception | None = None
         for group, entry in list(self.storing.items()):
             if entry.errand is None:
-                if self.tries.now:
+                if self.tries.is_due:
                     entry.errand = self.background.send(
                         lambda entry=entry: self.store.__setitem__(entry.done.key, entry.data)
                     )
@@ -184,12 +184,12 @@ class Groups:
                 if entry.errand.error is not None:
                     error, entry.errand = entry.errand.error, None
                     continue
-                self.tries.worked()
+                self.tries.record_success()
                 del self.storing[group]
                 self.done = dict([*self.done.items(), (group, entry.done)][-MOST_DONE:])
                 entries.append(entry)
         if error is not None:
-            self.tries.failed(error)
+            self.tries.record_failure(error)
         return entries, error
 
 
@@ -216,17 +216,24 @@ def work(
             room = max(1, player.capacity // player.rollouts)
             line.say(
                 encode(
-                    Hello(name, epoch, room, weights.serves, tuple(oldest_versions), tuple(oldest_versions.values()))
+                    Hello(
+                        name,
+                        epoch,
+                        room,
+                        weights.served_version,
+                        tuple(oldest_versions),
+                        tuple(oldest_versions.values()),
+                    )
                 )
             )
             for done_message in groups.done.values():
                 line.say(encode(done_message))
             last_beat = time.monotonic()
             while True:
-                wait = min(player.idle(), BEAT / 2) if weights.serves >= 0 else BEAT / 2
+                wait = min(player.idle(), BEAT / 2) if weights.served_version >= 0 else BEAT / 2
                 if weights.errand is not None or groups.storing:
                     wait = min(wait, 0.005)
-                for data in line.heard(wait):
+                for data in line.receive(wait):
                     message = decode(data)
                     if isinstance(message, Stop):
                         log("stop")
@@ -236,10 +243,10 @@ def work(
                             )  # a thread in the middle of a computation cannot end with the process
                         return
                     if isinstance(message, Refused):
-                        raise GivenUp(message.why)
+                        raise GivenUp(message.reason)
                     if isinstance(message, Work):
                         groups.drop(message.groups)
-                        groups.since |= dict.fromkeys(message.groups, weights.serves)
+                        groups.since |= dict.fromkeys(message.groups, weights.served_version)
                         player.give(message.groups)
                         log("work", groups=len(message.groups))
                     elif isinstance(message, Forget):
@@ -247,28 +254,28 @@ def work(
                         groups.drop(message.groups)
                         log("forget", groups=len(message.groups))
                     elif isinstance(message, Update):
-                        weights.wanted = max(weights.wanted, message.version)
+                        weights.wanted_version = max(weights.wanted_version, message.version)
                 outcome = weights.go_on()
                 if isinstance(outcome, Exception):
-                    log("unsynced", version=weights.wanted, why=str(outcome))
+                    log("unsynced", version=weights.wanted_version, why=str(outcome))
                     if weights.tries.failures > 1:
-                        line.say(encode(Stuck(name, epoch, weights.wanted)))
+                        line.say(encode(LoadFailed(name, epoch, weights.wanted_version)))
                 elif outcome:
                     facts = weights.swap()
                     log("load", **facts)
-                    line.say(encode(Loaded(name, epoch, weights.serves)))
-                for group, rollouts in player.tick().items() if weights.serves >= 0 else ():
+                    line.say(encode(Loaded(name, epoch, weights.served_version)))
+                for group, rollouts in player.tick().items() if weights.served_version >= 0 else ():
                     data = pack(rollouts)
                     done = Done(
                         name,
                         epoch,
                         group,
-                        oldest(rollouts, weights.serves),
+                        oldest(rollouts, weights.served_version),
                         f"{group:06d}-{name}-{epoch}",
                         hashlib.sha256(data).hexdigest(),
                     )
                     groups.storing[group] = Storing(
-                        done, data, sum(rollout.chain.written for rollout in rollouts if not rollout.failure)
+                        done, data, sum(rollout.chain.num_sampled_tokens for rollout in rollouts if not rollout.failure)
                     )
                     groups.since.pop(group, None)
                 entries, store_error = groups.stored()
@@ -280,8 +287,8 @@ def work(
                 if time.monotonic() - last_beat > BEAT:
                     last_beat = time.monotonic()
                     line.say(encode(Beat(name, epoch)))
-                    log("slots", version=weights.serves, failures=player.failures, **player.slots())
-        except Lost:
+                    log("slots", version=weights.served_version, failures=player.failures, **player.slots())
+        except ConnectionLost:
             log("lost")
         finally:
             line.close()

@@ -1,5 +1,5 @@
-"""The documents of a unit, and a `Bad` with a reason for everything that cannot be read. No bad row or file ends the
-reading of others.
+"""The documents of a unit, and a `UnreadableDocument` with a reason for everything that cannot be read. No bad row or
+file ends the reading of others.
 
 Nothing that a source holds is run, and no archive is unpacked: members are read as a stream, links are not followed,
 and sizes are bounded."""
@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kit.disk import parse_json
 from kit.settings import RunError
-from scaled.data.sources import ZIPS, Source, Unit, chosen, opened, parquet, remote
+from scaled.data.sources import ZIPS, Source, Unit, is_selected, open_file, parquet, remote
 
-__all__ = ["Bad", "Document", "read"]
+__all__ = ["UnreadableDocument", "Document", "read"]
 
 UNPACKED = 8 << 30
 """Most bytes that an archive may unpack to; what comes after them is left out and named."""
@@ -46,54 +46,54 @@ class Document(NamedTuple):
     text: str
 
 
-class Bad(NamedTuple):
+class UnreadableDocument(NamedTuple):
     """What cannot be read: a file, a member or a row, and why."""
 
     name: str | int
-    why: str
+    reason: str
 
 
-def read(unit: Unit, source: Source, most: int) -> Iterator[Document | Bad]:
-    """The documents of a unit, and what cannot be read. Texts have at most `most` bytes."""
+def read(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
+    """The documents of a unit, and what cannot be read. Texts have at most `max_bytes` bytes."""
     reader = {"files": read_files, "lines": read_lines, "rows": read_rows, "archive": read_archive}[unit.kind]
-    return reader(unit, source, most)
+    return reader(unit, source, max_bytes)
 
 
-def text_of(name: str | int, data: bytes, max_bytes: int) -> Document | Bad:
+def text_of(name: str | int, data: bytes, max_bytes: int) -> Document | UnreadableDocument:
     """A document from the bytes of a file: UTF-8, no NUL, not empty; \\r\\n becomes \\n."""
     if len(data) > max_bytes:
-        return Bad(name, "too large")
+        return UnreadableDocument(name, "too large")
     if not data.strip():
-        return Bad(name, "empty")
+        return UnreadableDocument(name, "empty")
     if b"\0" in data:
-        return Bad(name, "binary")
+        return UnreadableDocument(name, "binary")
     try:
         return Document(name, data.decode("utf-8").replace("\r\n", "\n"))
     except UnicodeDecodeError:
-        return Bad(name, "not UTF-8")
+        return UnreadableDocument(name, "not UTF-8")
 
 
-def read_files(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+def read_files(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
     for name in unit.names or (unit.label,):
         address = f"{unit.address.rstrip('/')}/{name}" if unit.names else unit.address
         try:
-            with opened(address) as file:
+            with open_file(address) as file:
                 if not remote(address) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    yield Bad(name, "unreadable")
+                    yield UnreadableDocument(name, "unreadable")
                     continue
                 data = file.read(max_bytes + 1)
         except OSError as error:
             refuse_broken(unit, error)
-            yield Bad(name, "unreadable")
+            yield UnreadableDocument(name, "unreadable")
             continue
         yield text_of(name, data, max_bytes)
 
 
-def read_lines(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+def read_lines(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
     """Rows of JSONL whose first byte lies in the unit."""
     position, row = unit.begin, 0
     try:
-        with opened(unit.address) as raw:
+        with open_file(unit.address) as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if unit.address.endswith(".gz") else raw
             if position:
                 file.seek(position - 1)
@@ -104,9 +104,13 @@ def read_lines(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document 
                     return
                 position, row = position + sum(map(len, line_pieces)), row + 1
                 line = line_pieces[0]
-                yield Bad(row, "row too long") if len(line_pieces) > 1 else row_of(row, line, source, max_bytes)
+                yield (
+                    UnreadableDocument(row, "row too long")
+                    if len(line_pieces) > 1
+                    else row_of(row, line, source, max_bytes)
+                )
     except (OSError, EOFError, zlib.error) as error:
-        yield Bad(unit.label, describe_damage(unit, error))
+        yield UnreadableDocument(unit.label, describe_damage(unit, error))
 
 
 def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
@@ -117,42 +121,42 @@ def pieces(file: Any, keep: int = 1 << 20) -> Iterable[bytes]:
             return
 
 
-def row_of(row: int, line: bytes, source: Source, max_bytes: int) -> Document | Bad:
+def row_of(row: int, line: bytes, source: Source, max_bytes: int) -> Document | UnreadableDocument:
     if not line.strip():
-        return Bad(row, "empty row")
+        return UnreadableDocument(row, "empty row")
     try:
         value = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
-        return Bad(row, "not UTF-8")
+        return UnreadableDocument(row, "not UTF-8")
     except (ValueError, RecursionError):
-        return Bad(row, "broken JSON")
+        return UnreadableDocument(row, "broken JSON")
     if not isinstance(value, dict):
-        return Bad(row, "not an object")
+        return UnreadableDocument(row, "not an object")
     return cell(row, value.get(source.text), value.get(source.title), source, max_bytes)
 
 
-def cell(row: int, text: Any, title: Any, source: Source, max_bytes: int) -> Document | Bad:
+def cell(row: int, text: Any, title: Any, source: Source, max_bytes: int) -> Document | UnreadableDocument:
     """A document from a column's value."""
     name = title if isinstance(title, str) and title else row
     if text is None:
-        return Bad(name, f"no {source.text}")
+        return UnreadableDocument(name, f"no {source.text}")
     if not isinstance(text, str):
-        return Bad(name, f"{source.text} is no text")
+        return UnreadableDocument(name, f"{source.text} is no text")
     try:
         str(name).encode("utf-8")
         return text_of(name, text.encode("utf-8"), max_bytes)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return Bad(row, "not UTF-8")
+        return UnreadableDocument(row, "not UTF-8")
 
 
-def read_rows(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+def read_rows(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
     row = 0
     try:
-        with opened(unit.address) as file:
+        with open_file(unit.address) as file:
             table = parquet(source).ParquetFile(file)
             column_names = set(table.schema_arrow.names)
             if source.text not in column_names:
-                yield Bad(unit.label, f"no column {source.text}")
+                yield UnreadableDocument(unit.label, f"no column {source.text}")
                 return
             columns = [source.text, *({source.title} & column_names - {source.text})]
             groups = range(unit.begin, table.metadata.num_row_groups if unit.end < 0 else unit.end)
@@ -166,9 +170,9 @@ def read_rows(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document |
                             row, texts[i].as_py(), titles[i].as_py() if titles is not None else None, source, max_bytes
                         )
                     except UnicodeDecodeError:
-                        yield Bad(row, "not UTF-8")
+                        yield UnreadableDocument(row, "not UTF-8")
     except (OSError, ValueError, NotImplementedError) as error:  # the last for a codec that pyarrow was built without
-        yield Bad(unit.label, describe_damage(unit, error))
+        yield UnreadableDocument(unit.label, describe_damage(unit, error))
 
 
 def describe_damage(unit: Unit, error: BaseException) -> str:
@@ -200,10 +204,10 @@ class BoundedStream:
         return block
 
 
-def read_archive(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+def read_archive(unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
     """Members in the order of the archive. A damaged archive gives what stands before the damage."""
     try:
-        with opened(unit.address) as file:
+        with open_file(unit.address) as file:
             if unit.address.endswith(ZIPS):
                 yield from read_zip(file, unit, source, max_bytes)
                 return
@@ -212,23 +216,27 @@ def read_archive(unit: Unit, source: Source, max_bytes: int) -> Iterator[Documen
             decompressors: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZ": bz2.BZ2File, b"\xfd7": lzma.LZMAFile}
             decompressor = decompressors.get(magic[:2], lambda file: file)
             plain_file = decompressor(fileobj=file) if decompressor is gzip.GzipFile else decompressor(file)
-            with tarfile.open(fileobj=BoundedStream(plain_file), mode="r|") as tar:  # pyright: ignore[reportArgumentType, reportCallIssue] (it only reads)
+            # tarfile only reads here, whatever its types ask for.
+            with tarfile.open(  # pyright: ignore[reportCallIssue]
+                fileobj=BoundedStream(plain_file),  # pyright: ignore[reportArgumentType]
+                mode="r|",
+            ) as tar:
                 for member in tar:
-                    if member.isdir() or not chosen(source, member.name):
+                    if member.isdir() or not is_selected(source, member.name):
                         continue
                     if not member.isreg():
-                        yield Bad(member.name, "a link or device")
+                        yield UnreadableDocument(member.name, "a link or device")
                     elif member.size > max_bytes:
-                        yield Bad(member.name, "too large")
+                        yield UnreadableDocument(member.name, "too large")
                     elif (member_file := tar.extractfile(member)) is not None:
                         yield with_valid_name(
                             member.name, text_of(member.name, member_file.read(max_bytes + 1), max_bytes)
                         )
     except READ_ERRORS as error:
-        yield Bad(unit.label, describe_damage(unit, error))
+        yield UnreadableDocument(unit.label, describe_damage(unit, error))
 
 
-def with_valid_name(name: str, document: Document | Bad) -> Document | Bad:
+def with_valid_name(name: str, document: Document | UnreadableDocument) -> Document | UnreadableDocument:
     """The same, if the name is text that files can hold."""
     try:
         name.encode("utf-8")
@@ -237,24 +245,24 @@ def with_valid_name(name: str, document: Document | Bad) -> Document | Bad:
     return document
 
 
-def read_zip(file: BinaryIO, unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | Bad]:
+def read_zip(file: BinaryIO, unit: Unit, source: Source, max_bytes: int) -> Iterator[Document | UnreadableDocument]:
     bytes_left = UNPACKED
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         for member in members[unit.begin : len(members) if unit.end < 0 else unit.end]:
-            if member.is_dir() or not chosen(source, member.filename):
+            if member.is_dir() or not is_selected(source, member.filename):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
-                yield Bad(member.filename, "a link or device")
+                yield UnreadableDocument(member.filename, "a link or device")
                 continue
             if member.file_size > max_bytes:
-                yield Bad(member.filename, "too large")
+                yield UnreadableDocument(member.filename, "too large")
                 continue
             try:
                 with archive.open(member) as member_file:
                     data = member_file.read(max_bytes + 1)
             except READ_ERRORS as error:
-                yield Bad(member.filename, describe_damage(unit, error))
+                yield UnreadableDocument(member.filename, describe_damage(unit, error))
                 continue
             bytes_left -= len(data)
             if bytes_left < 0:

@@ -16,7 +16,7 @@ import numpy as np
 
 from kit.settings import RunError
 
-__all__ = ["ENOUGH", "Index", "choose", "part_of"]
+__all__ = ["ENOUGH", "Index", "choose_heldout", "part_of"]
 
 ENOUGH = 40
 """Shingles from which on a document that lies in another one is no accident."""
@@ -27,10 +27,10 @@ def part_of(source: str, name: str) -> str:
     return f"{source}/{name.split('/')[0]}" if "/" in name else source
 
 
-def choose(parts: Sequence[str], sizes: Sequence[int], wanted: str, share: float) -> tuple[str, list[int]]:
+def choose_heldout(parts: Sequence[str], sizes: Sequence[int], heldout: str, share: float) -> tuple[str, list[int]]:
     """Name and documents of the held-out codebase, from the part of each document (`part_of`) and its size.
 
-    `wanted` names a part, or a source with all its parts. If it is empty, the part is chosen as in
+    `heldout` names a part, or a source with all its parts. If it is empty, the part is chosen as in
     `ref.cpt.hold_out_codebase`: the one whose size is nearest to `share` of everything, if one has between a third and
     five times that size; otherwise every k-th document. Raises RunError if nothing would be held out, or nothing
     left."""
@@ -39,15 +39,15 @@ def choose(parts: Sequence[str], sizes: Sequence[int], wanted: str, share: float
     sums: dict[str, int] = {}
     for part, size in zip(parts, sizes, strict=True):
         sums[part] = sums.get(part, 0) + size
-    if wanted:
-        heldout_ids = [i for i, part in enumerate(parts) if part == wanted or part.startswith(wanted + "/")]
+    if heldout:
+        heldout_ids = [i for i, part in enumerate(parts) if part == heldout or part.startswith(heldout + "/")]
         if not heldout_ids or len(heldout_ids) == len(parts):
             largest = ", ".join(sorted(sums, key=lambda part: (-sums[part], part))[:8])
             raise RunError(
-                f"heldout = {wanted!r} holds {'everything' if heldout_ids else 'nothing'} out; the "
+                f"heldout = {heldout!r} holds {'everything' if heldout_ids else 'nothing'} out; the "
                 f"largest parts are {largest}"
             )
-        return wanted, heldout_ids
+        return heldout, heldout_ids
     target = share * sum(sizes)
     candidates = [
         part for part, size in sums.items() if "/" in part and target / 3 <= size <= 5 * target and len(sums) > 1

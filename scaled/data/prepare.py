@@ -1,7 +1,7 @@
 """From sources to shards, on several processes, in steps that a killed build goes on with.
 
     read          units of the sources: documents, rules, hashes                  on all processes, `scan.py`
-    deduplicate   hold a codebase out; drop what is near it, and duplicates       hashes of all documents, on one process
+    deduplicate   hold a codebase out; drop what is near it, and duplicates       hashes of all documents, one process
     tokenise      the documents that stay                                         on all processes
     shards        tokens in memory-mapped files                                   on all processes, `shards.py`
 
@@ -32,13 +32,13 @@ from typing import Any
 import numpy as np
 
 from kit.disk import atomic_write, hash_file, read_json
-from kit.process import on_cores
+from kit.process import map_on_cores
 from kit.runs import Run
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
 from scaled.data import shards
 from scaled.data.duplicates import duplicates, sketches
-from scaled.data.holdout import Index, choose, part_of
+from scaled.data.holdout import Index, choose_heldout, part_of
 from scaled.data.read import FORMAT
 from scaled.data.rules import Rules
 from scaled.data.scan import Scan, Task, Tokenise, dtype_of, scan, tokenise
@@ -135,10 +135,16 @@ def plan(sources: Sequence[Source], settings: Settings, tokenizer: Path) -> Plan
 
 
 def prepare(
-    out: Path, sources: Sequence[Source], settings: Settings, tokenizer: Path, processes: int, resume: bool, again: str
+    out: Path,
+    sources: Sequence[Source],
+    settings: Settings,
+    tokenizer: Path,
+    processes: int,
+    resume: bool,
+    resume_command: str,
 ) -> dict[str, Any]:
-    """Builds the folder OUT, or goes on with it, and returns data.json. `again` is the command that goes on after an
-    interruption. Raises RunError, in one line, for what the user can change."""
+    """Builds the folder OUT, or goes on with it, and returns data.json. `resume_command` is the command that goes on
+    after an interruption. Raises RunError, in one line, for what the user can change."""
     try:
         vocabulary = load_tokenizer(tokenizer)
     except (OSError, ValueError) as error:
@@ -146,11 +152,11 @@ def prepare(
     if settings.near:
         sketches()
     build_plan = plan(sources, settings, tokenizer)
-    with Run.open(out, "data", build_plan.build, resume) as run, run.told(again):
+    with Run.open(out, "data", build_plan.build, resume) as run, run.report_interruption(resume_command):
         if not (out / "data.json").exists():
             work = run.path("work", "tokenizer.json").parent
             atomic_write(work / "tokenizer.json", tokenizer.read_bytes())
-            with report_dead_process(again):
+            with report_dead_process(resume_command):
                 build(run, build_plan, settings, work, np.dtype(dtype_of(vocabulary)).name, processes)
         shutil.rmtree(out / "work", ignore_errors=True)
         for name in ("state", "checkpoints"):  # a run's folders, empty here
@@ -189,7 +195,7 @@ def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str
     tasks = [
         Tokenise(i, kept_documents[i], work / "tokenizer.json", work) for i in range(len(scans)) if kept_documents[i]
     ]
-    sizes = [sum(scans[task.number].documents[i][1] for i in task.kept) for task in tasks]
+    sizes = [sum(scans[task.number].documents[i][1] for i in task.documents) for task in tasks]
     run_stage(
         run, "tokenise", tokenise, tasks, sizes, [work / f"{task.number:05d}.lengths" for task in tasks], processes
     )
@@ -202,7 +208,9 @@ def build(run: Run, build_plan: Plan, settings: Settings, work: Path, dtype: str
         unit_numbers = [i for i, unit in enumerate(build_plan.units) if unit.source == number and kept_documents[i]]
         lengths = [np.fromfile(work / f"{i:05d}.lengths", np.int64) for i in unit_numbers]
         files = [work / f"{i:05d}.tokens" for i in unit_numbers]
-        layouts.append(shards.cut(lengths, files, settings.shard_tokens, run.root / "shards" / source.label, dtype))
+        layouts.append(
+            shards.plan_shards(lengths, files, settings.shard_tokens, run.root / "shards" / source.label, dtype)
+        )
     flat = [layout for source_layouts in layouts for layout in source_layouts]
     ends = [layout.path.with_name(layout.path.name + ".json") for layout in flat]
     run_stage(run, "shards", shards.write, flat, [int(layout.lengths.sum()) for layout in flat], ends, processes)
@@ -265,7 +273,7 @@ def run_stage(
         np.cumsum([0, *(sizes[i] for i in pending)]),
     )
     stage.progress(len(tasks) - len(pending), finished_size)
-    on_cores(
+    map_on_cores(
         work,
         [tasks[i] for i in pending],
         lambda n: stage.progress(len(tasks) - len(pending) + n, finished_size + int(progress_sizes[n])),
@@ -313,7 +321,7 @@ def decide(
         return decision["kept"], decision["dropped"], decision["held"]
     stage.restore()
     parts = [part_of(label[u], names[u][i]) for u, i in places]
-    name, heldout_numbers = choose(
+    name, heldout_numbers = choose_heldout(
         parts, [scans[u].documents[i][1] for u, i in places], settings.heldout, settings.heldout_share
     )
     # A codebase is read alphabetically.
@@ -324,7 +332,7 @@ def decide(
     index = Index.of([marks[places[n][0]][places[n][1]] for n in heldout_numbers])
     stage.progress(1)
 
-    near_matches = on_cores(
+    near_matches = map_on_cores(
         partial(match_heldout, scans, index, settings.heldout_near), range(len(scans)), processes=processes
     )
     digests = {scans[u].documents[i][4]: k for k, (u, i) in reversed([*enumerate(places[n] for n in heldout_numbers)])}

@@ -84,7 +84,7 @@ class Prepared:
         """The name of the held-out codebase."""
         return self.record["heldout"]["name"]
 
-    def held(self) -> Corpus:
+    def read_heldout(self) -> Corpus:
         """The held-out codebase."""
         return Corpus({line["name"]: line["text"] for line in read_lines(self.folder / "heldout.jsonl")})
 

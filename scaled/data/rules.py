@@ -74,10 +74,10 @@ def few_letters(text: str, least: float = 0.25) -> str | None:
     return "few letters" if letters < least * characters else None
 
 
-def dump(text: str, most: float = 0.4) -> str | None:
+def dump(text: str, max_share: float = 0.4) -> str | None:
     """A table of numbers."""
     letters, digits, characters = counts(text)
-    return "data dump" if most and characters >= 1000 and digits > most * letters else None
+    return "data dump" if max_share and characters >= 1000 and digits > max_share * letters else None
 
 
 @lru_cache(1)

@@ -21,7 +21,7 @@ import numpy as np
 
 from kit.disk import atomic_write, read_json
 from ref.cpt import load_tokenizer
-from scaled.data.documents import Bad, read
+from scaled.data.documents import UnreadableDocument, read
 from scaled.data.duplicates import PERMUTATIONS, digest, shingles, signature
 from scaled.data.rules import Rules, licence, reason
 from scaled.data.sources import Source, Unit
@@ -49,8 +49,8 @@ def scan(task: Task) -> int:
     rows = 0
     for item in read(task.unit, task.source, task.max_bytes):
         rows += 1
-        if isinstance(item, Bad):
-            dropped_entries.append([item.name, item.why, 0, 0])
+        if isinstance(item, UnreadableDocument):
+            dropped_entries.append([item.name, item.reason, 0, 0])
             continue
         name, text = item
         data = text.encode()
@@ -104,7 +104,7 @@ class Tokenise(NamedTuple):
     """A unit and the documents of it that stay."""
 
     number: int
-    kept: Sequence[int]
+    documents: Sequence[int]
     tokenizer: Path
     work: Path
 
@@ -127,9 +127,9 @@ def tokenise(task: Tokenise) -> int:
     previous_value = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     try:
-        for at in range(0, len(task.kept), 32):
+        for at in range(0, len(task.documents), 32):
             for encoding in tokenizer.encode_batch(
-                [unit_scan.text(i) for i in task.kept[at : at + 32]], add_special_tokens=False
+                [unit_scan.text(i) for i in task.documents[at : at + 32]], add_special_tokens=False
             ):
                 lengths.append(len(encoding.ids))
                 token_blocks.append(np.array(encoding.ids, dtype_of(tokenizer)).tobytes())

@@ -19,7 +19,7 @@ import numpy as np
 
 from kit.disk import atomic_write, read_json
 
-__all__ = ["Layout", "Shard", "cut", "write"]
+__all__ = ["Layout", "Shard", "plan_shards", "write"]
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 BLOCK = 1 << 22
@@ -37,9 +37,11 @@ class Layout(NamedTuple):
     dtype: str
 
 
-def cut(lengths: Sequence[np.ndarray], files: Sequence[Path], most: int, base: Path, dtype: str) -> list[Layout]:
+def plan_shards(
+    lengths: Sequence[np.ndarray], files: Sequence[Path], max_tokens: int, base: Path, dtype: str
+) -> list[Layout]:
     """The shards of a source whose documents lie in files of tokens, some in each: a shard ends with the document that
-    fills it to `most` tokens."""
+    fills it to `max_tokens` tokens."""
     layouts: list[Layout] = []
     spans: list[tuple[Path, int, int]] = []
     document_lengths: list[int] = []
@@ -63,7 +65,7 @@ def cut(lengths: Sequence[np.ndarray], files: Sequence[Path], most: int, base: P
         for size in sizes.tolist():
             document_lengths.append(size)
             at, num_tokens = at + size, num_tokens + size
-            if num_tokens >= most:
+            if num_tokens >= max_tokens:
                 spans.append((file, begin, at))
                 begin = at
                 close()
@@ -127,7 +129,8 @@ class Shard:
             if actual_size != size:
                 raise ValueError(
                     f"{path} "
-                    f"{'is missing' if actual_size is None else f'has {actual_size} bytes instead of {size}'}; prepare the data again"
+                    f"{'is missing' if actual_size is None else f'has {actual_size} bytes instead of {size}'}; "
+                    "prepare the data again"
                 )
         places = np.memmap(index, "<i8", "r")
         if not manifest["tokens"]:

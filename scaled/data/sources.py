@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal
 from kit.settings import RunError
 from ref.cpt import walk
 
-__all__ = ["INSTALL", "ZIPS", "Source", "Unit", "chosen", "opened", "parquet", "remote", "units"]
+__all__ = ["INSTALL", "ZIPS", "Source", "Unit", "is_selected", "open_file", "parquet", "remote", "units"]
 
 INSTALL = "pip install -c constraints.txt -e '.[data]'"
 ZIPS = (".zip", ".whl")
@@ -94,7 +94,7 @@ def filesystem(address: str) -> tuple[Any, str]:
         raise RunError(f"source {address}: {' '.join(str(error).split())}") from None
 
 
-def opened(address: str) -> BinaryIO:
+def open_file(address: str) -> BinaryIO:
     """The file, to be read."""
     if not remote(address):
         return open(address, "rb")
@@ -146,7 +146,7 @@ def list_files(source: Source) -> tuple[str | None, list[tuple], int]:
             names = sorted(
                 p.relative_to(path).as_posix() for p in walk(Path(path), frozenset(source.exclude), skip_counts)
             )
-            matching_names = [name for name in names if chosen(source, name)]
+            matching_names = [name for name in names if is_selected(source, name)]
             return (
                 path,
                 [(name, *file_state(os.path.join(path, name))) for name in matching_names],
@@ -161,7 +161,7 @@ def list_files(source: Source) -> tuple[str | None, list[tuple], int]:
         if not glob.has_magic(remote_path) and system.isdir(remote_path):
             infos = system.find(remote_path, detail=True)
             names = sorted((file_path.removeprefix(remote_path).lstrip("/"), info) for file_path, info in infos.items())
-            matching_files = [(name, info) for name, info in names if chosen(source, name)]
+            matching_files = [(name, info) for name, info in names if is_selected(source, name)]
             return (
                 path.rstrip("/"),
                 [
@@ -204,7 +204,7 @@ def file_state(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def chosen(source: Source, name: str) -> bool:
+def is_selected(source: Source, name: str) -> bool:
     """Whether a file below a folder or in an archive is wanted."""
     parts = PurePosixPath(name).parts
     if any(part.startswith(".") or part in source.exclude for part in parts):
@@ -232,7 +232,7 @@ def label(source: Source, name: str) -> str:
 def row_groups(source: Source, number: int, name: str, length: int, size: int) -> Iterator[Unit]:
     """Row groups of a Parquet file, some to a unit. A damaged file is one unit, and reading it says so."""
     try:
-        with opened(name) as file:
+        with open_file(name) as file:
             metadata = parquet(source).ParquetFile(file).metadata
         groups = [
             (metadata.row_group(i).num_rows, metadata.row_group(i).total_byte_size)
@@ -252,8 +252,8 @@ def row_groups(source: Source, number: int, name: str, length: int, size: int) -
 def members(source: Source, number: int, name: str, length: int, size: int) -> Iterator[Unit]:
     """Members of a zip file, some to a unit. A damaged file is one unit, and reading it says so."""
     try:
-        with opened(name) as file, zipfile.ZipFile(file) as archive:
-            sizes = [member.file_size if chosen(source, member.filename) else 0 for member in archive.infolist()]
+        with open_file(name) as file, zipfile.ZipFile(file) as archive:
+            sizes = [member.file_size if is_selected(source, member.filename) else 0 for member in archive.infolist()]
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         yield Unit(number, "archive", name, label(source, name), bytes=length)
         return

@@ -32,7 +32,7 @@ from ref.network import checkpoint as ref
 from scaled.runtime import sharding
 from scaled.runtime.mesh import current
 
-__all__ = ["begun", "load_folder", "save_folder", "state"]
+__all__ = ["create_optimizer_state", "load_folder", "save_folder", "state"]
 
 
 def as_global_slice(name: str, x: Tensor) -> Tensor:
@@ -52,7 +52,8 @@ def state(
     model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model"
 ) -> dict[str, Tensor]:
     """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and
-    optimisers, so filling them loads a checkpoint. An optimiser without a step has no tensors: `begun` creates them."""
+    optimisers, so filling them loads a checkpoint. An optimiser without a step has no tensors: `create_optimizer_state`
+    creates them."""
     names = {id(p): name for name, p in model.named_parameters()}
     tensors = {f"{prefix}.{name}": as_global_slice(name, p.detach()) for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -64,7 +65,7 @@ def state(
     return tensors
 
 
-def begun(
+def create_optimizer_state(
     model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], names: Iterable[str], prefix: str = "model"
 ) -> None:
     """Creates the tensors in a checkpoint's `names` for optimisers without a step, so they can be filled."""
@@ -134,7 +135,7 @@ def load_part(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 def read_tensor_part(path: Path, name: str, shape: list[int], inside: list[slice]) -> Tensor:
     """A part of a tensor on disk, of which nothing else is read. Raises CheckpointError unless the tensor holds finite
     floats of this shape."""
-    with ref.opened(path) as file:
+    with ref.open_safetensors(path) as file:
         if name in file.keys():
             tensor_slice = file.get_slice(name)
             if list(tensor_slice.get_shape()) == shape and tensor_slice.get_dtype() in DTYPES.values():
@@ -263,16 +264,16 @@ def save_folder(
     folder: str | Path,
     max_shard_bytes: int = 5 * 2**30,
     extra: Mapping[str, Tensor] | None = None,
-    beside: Mapping[str, bytes] | None = None,
+    sidecar_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Saves a sharded network as a Hugging Face folder on a shared file system, completely or not at all; all ranks
     call it together. Raises CheckpointError on every rank, as `ref.network.model.save_hf`."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    sharding.rest(model)
+    sharding.reshard(model)
     begin_result: list = [None]
     if rank == 0:
         try:
-            begin_result = [ref.begin(folder, beside or ())]
+            begin_result = [ref.prepare_folder(folder, sidecar_files or ())]
         except ref.CheckpointError as error:  # the others would wait forever
             begin_result = [str(error)]
     dist.broadcast_object_list(begin_result, 0)
@@ -302,5 +303,5 @@ def save_folder(
             total += sum(sizes.values())
         if len(files) > 1:
             ref.write_index(temporary, index, total)
-        ref.finish(target, temporary, asdict(config), next(model.parameters()).dtype, extra, beside)
+        ref.finish_folder(target, temporary, asdict(config), next(model.parameters()).dtype, extra, sidecar_files)
     dist.barrier()

@@ -46,7 +46,7 @@ from scaled.network.checkpoint import load_folder, save_folder
 from scaled.network.dispatch import on_owners
 from scaled.quant import experts_swiglu as quantised_experts_swiglu
 from scaled.router_replay import route
-from scaled.runtime.comm import summed, total
+from scaled.runtime.comm import all_reduce_sum, total
 from scaled.runtime.cut import full, places
 from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
@@ -140,10 +140,10 @@ class Transformer(ref.Transformer):
 
     Block = Block
 
-    def __init__(self, config: Config, *, drawn: bool = True):
+    def __init__(self, config: Config, *, init_weights: bool = True):
         """`drawn=False` leaves the weights uninitialised, which saves time before loading others."""
         is_single_rank = current().layout.world == 1
-        if is_single_rank and drawn:
+        if is_single_rank and init_weights:
             super().__init__(config)
             self.to(current().device)
             return
@@ -152,7 +152,7 @@ class Transformer(ref.Transformer):
         if not is_single_rank:
             shard(self, self.layers)
         self.to_empty(device=current().device)
-        if drawn:
+        if init_weights:
             initialise(self, config)
 
     def logprob(self, hidden: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:
@@ -183,17 +183,17 @@ class Transformer(ref.Transformer):
         return Output(self.head(hidden) if logits else None, hidden, x, router_logits, layer_experts)
 
 
-def attention_mask(config: Config, where: Tensor, doc: Tensor | None, like: Tensor) -> ref.Mask:
-    """`ref.network.fast.attention_mask` for queries at positions `where` of a row and keys from the complete row. On a
-    GPU, None stands for plain causal attention; on a CPU, a row without documents is one document."""
-    Tl, T = len(where), len(where) * current().group("cp").size
+def attention_mask(config: Config, query_positions: Tensor, doc: Tensor | None, like: Tensor) -> ref.Mask:
+    """`ref.network.fast.attention_mask` for queries at positions `query_positions` of a row and keys from the complete
+    row. On a GPU, None stands for plain causal attention; on a CPU, a row without documents is one document."""
+    Tl, T = len(query_positions), len(query_positions) * current().group("cp").size
     is_explicit = Tl * T <= ref.EXPLICIT_ATTENTION and not like.is_cuda
     if doc is None and like.is_cuda:
         return None
     full_doc = torch.zeros(1, T, dtype=torch.long) if doc is None else full(doc)
     if not is_explicit:
-        return ref.seen_in(full_doc, where)
-    visible = (where[:, None] >= torch.arange(T))[None]
+        return ref.make_document_mask(full_doc, query_positions)
+    visible = (query_positions[:, None] >= torch.arange(T))[None]
     if doc is not None:
         visible = visible & (doc[:, :, None] == full_doc[:, None, :])
     bias = torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, float("-inf"))
@@ -207,7 +207,7 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
     loss = router_logits[0].new_zeros((), dtype=wide_dtype)
     for logits, layer_experts in zip(router_logits, experts, strict=True):
         E, K = logits.shape[-1], layer_experts.shape[-1]
-        counts = summed(torch.bincount(layer_experts.flatten(), minlength=E).to(wide_dtype))
+        counts = all_reduce_sum(torch.bincount(layer_experts.flatten(), minlength=E).to(wide_dtype))
         # Eq. 4 of arXiv:2101.03961: E · Σ_e f_e · P_e, with f and P over the tokens of all ranks.
         loss = loss + E * K * (counts / counts.sum().square() * logits.to(wide_dtype).softmax(-1).sum(0)).sum()
     return total(loss / len(router_logits))
@@ -215,7 +215,7 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
 
 def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
     """`ref.network.model.load_hf`; each rank reads its part. Raises CheckpointError as there."""
-    model = Transformer(config_of(path), drawn=False)
+    model = Transformer(config_of(path), init_weights=False)
     if current().layout.world == 1:
         model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
     else:
@@ -228,10 +228,10 @@ def save_hf(
     path: str | Path,
     max_shard_bytes: int = 5 * 2**30,
     extra: Mapping[str, Tensor] | None = None,
-    beside: Mapping[str, bytes] | None = None,
+    sidecar_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """`ref.network.model.save_hf`; each rank writes its part to its own files. Rank 0 writes the other files."""
     if current().layout.world == 1:
-        ref_save_hf(model, path, max_shard_bytes, extra, beside)
+        ref_save_hf(model, path, max_shard_bytes, extra, sidecar_files)
     else:
-        save_folder(model, model.config, path, max_shard_bytes, extra, beside)
+        save_folder(model, model.config, path, max_shard_bytes, extra, sidecar_files)

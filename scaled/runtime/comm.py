@@ -31,10 +31,21 @@ from scaled.runtime.mesh import Group, current
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-__all__ = ["Traffic", "all_gather", "all_to_all", "gathered", "least", "most", "moved", "summed", "sum_over", "total"]
+__all__ = [
+    "Traffic",
+    "all_gather",
+    "all_to_all",
+    "gathered",
+    "all_reduce_min",
+    "all_reduce_max",
+    "moved",
+    "all_reduce_sum",
+    "sum_over",
+    "total",
+]
 
 
-def summed(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def all_reduce_sum(x: Tensor, axis: str = "all", op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Σ over the ranks of an axis (or another `op`), without gradient; x is not changed."""
     group = current().group(axis)
     return _all_reduce(x, group, op) if group.size > 1 else x.detach().clone()
@@ -46,14 +57,14 @@ def _all_reduce(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.Redu
     return y
 
 
-def least(x: Tensor, axis: str = "all") -> Tensor:
+def all_reduce_min(x: Tensor, axis: str = "all") -> Tensor:
     """The minimum over the ranks of an axis, without gradient."""
-    return summed(x, axis, dist.ReduceOp.MIN)
+    return all_reduce_sum(x, axis, dist.ReduceOp.MIN)
 
 
-def most(x: Tensor, axis: str = "all") -> Tensor:
+def all_reduce_max(x: Tensor, axis: str = "all") -> Tensor:
     """The maximum over the ranks of an axis, without gradient."""
-    return summed(x, axis, dist.ReduceOp.MAX)
+    return all_reduce_sum(x, axis, dist.ReduceOp.MAX)
 
 
 def gathered(x: Tensor, axis: str = "all") -> list[Tensor]:
@@ -170,7 +181,7 @@ class Traffic(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sent: dict[str, int] = {}
+        self.bytes_sent: dict[str, int] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -202,7 +213,7 @@ class Traffic(TorchDispatchMode):
             size = sum(map(_num_bytes, args[0])) if rank == args[2] else 0
         else:
             return
-        self.sent[name] = self.sent.get(name, 0) + size
+        self.bytes_sent[name] = self.bytes_sent.get(name, 0) + size
 
 
 def _num_bytes(x: Tensor) -> int:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from kit.disk import read_json
 from scaled.runtime.mesh import current
 
-__all__ = ["Watch", "share_cores", "start", "worker", "world"]
+__all__ = ["Watchdog", "share_cores", "start", "worker", "world"]
 
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
@@ -95,7 +95,7 @@ def share_cores(rank: int) -> None:
 @contextmanager
 def world(backend: str, timeout: float) -> Iterator[int]:
     """Joins the process group; yields this rank's number. `timeout`: seconds per step; a collective times out only
-    after three times as long, so `Watch` can first name the culprit."""
+    after three times as long, so `Watchdog` can first name the culprit."""
     device = None
     if backend == "nccl":
         device = torch.device(
@@ -117,7 +117,7 @@ def world(backend: str, timeout: float) -> Iterator[int]:
         dist.destroy_process_group()
 
 
-class Watch:
+class Watchdog:
     """Reports which rank hangs. A context that all ranks enter together; its thread ends with it."""
 
     GRACE = 2.0
@@ -180,17 +180,19 @@ class Watch:
             is_first = (
                 min((r for r in range(self.ranks) if (self.folder / str(r)).exists()), default=self.rank) == self.rank
             )
-            self.end(f"no step after step {self.step} in {self.timeout:g} s: {self.name_hanging_ranks()}", is_first)
+            self.exit_process(
+                f"no step after step {self.step} in {self.timeout:g} s: {self.name_hanging_ranks()}", is_first
+            )
             return
 
-    def end(self, why: str, say: bool) -> None:
+    def exit_process(self, reason: str, say: bool) -> None:
         """Ends this process; prints the reason if it reports for all ranks."""
         if say:
-            print(f"error: {why}", file=sys.stderr, flush=True)
+            print(f"error: {reason}", file=sys.stderr, flush=True)
         time.sleep(self.GRACE / 4)
         os._exit(14)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Watchdog":
         self.last_beat = time.monotonic()
         self.thread.start()
         return self

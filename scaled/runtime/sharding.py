@@ -4,8 +4,8 @@
     experts                        complete experts to the ranks of an ep group in order, then FSDP2 over efsdp for each
 
 On different ranks of an ep group, expert parameters of the same name are different tensors: `owned` tells which
-parameters these are. `whole_shape` gives the full shape, `slice_of` a rank's part and its place. `put` and `wholes`
-convert from the full tensor to the part and back."""
+parameters these are. `whole_shape` gives the full shape, `slice_of` a rank's part and its place. `load_slice` and
+`wholes` convert from the full tensor to the part and back."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from ref.network import Config
 from ref.network.model import initial_std
-from scaled.runtime.comm import summed
+from scaled.runtime.comm import all_reduce_sum
 from scaled.runtime.mesh import current
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "initialise",
     "owned",
     "place",
-    "put",
-    "rest",
+    "load_slice",
+    "reshard",
     "shard",
     "slice_of",
     "whole_shape",
@@ -81,19 +81,19 @@ def initialise(module: nn.Module, config: Config) -> None:
             full_weight.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             full_weight.normal_(0.0, initial_std(name, config))
-        put(name, p, full_weight)
+        load_slice(name, p, full_weight)
 
 
 @torch.no_grad()
-def clip(model: nn.Module, most: float) -> float:
-    """Clips the gradients of all weights on all ranks to a joint norm of `most` (0: no clipping); returns the norm
+def clip(model: nn.Module, max_norm: float) -> float:
+    """Clips the gradients of all weights on all ranks to a joint norm of `max_norm` (0: no clipping); returns the norm
     before clipping. Raises FloatingPointError if it is not finite, so that no step is taken."""
     grads = [
         p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters() if p.grad is not None
     ]
     # Each weight is sharded over all ranks, and an expert over its efsdp group, so nothing counts twice.
     norm = (
-        summed(
+        all_reduce_sum(
             sum(
                 (grad.double().square().sum() for grad in grads),
                 torch.zeros((), dtype=torch.float64, device=current().device),
@@ -104,8 +104,8 @@ def clip(model: nn.Module, most: float) -> float:
     )
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm}; the step was not taken")
-    if most and norm > most:
-        torch._foreach_mul_(grads, most / (norm + 1e-6))
+    if max_norm and norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
     return norm
 
 
@@ -129,10 +129,10 @@ def slice_of(name: str, p: Tensor) -> tuple[list[int], Tensor]:
     return offset, p.to_local() if isinstance(p, DTensor) else p
 
 
-def put(name: str, p: Tensor, whole: Tensor) -> None:
-    """Copies this rank's part of `whole` into parameter p."""
+def load_slice(name: str, p: Tensor, full_weight: Tensor) -> None:
+    """Copies this rank's part of `full_weight` into parameter p."""
     ep = current().group("ep")
-    place(name, p, whole.chunk(ep.size)[ep.rank] if owned(name) else whole)
+    place(name, p, full_weight.chunk(ep.size)[ep.rank] if owned(name) else full_weight)
 
 
 @torch.no_grad()
@@ -146,7 +146,7 @@ def place(name: str, p: Tensor, part: Tensor) -> None:
         p.copy_(part)
 
 
-def rest(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Reshards all weights. After a forward pass without a backward pass, the outermost weights are still gathered in
     the compute dtype, and reading them would give rounded values."""
     for module in model.modules():
@@ -158,7 +158,7 @@ def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]
     """(name, full tensor) of every parameter, or of its gradient, in turn on every rank: all ranks must iterate
     together."""
     ep = current().group("ep")
-    rest(model)
+    reshard(model)
     for name, p in model.named_parameters():
         x = p.grad if grad else p.detach()
         if x is None:

@@ -58,7 +58,8 @@ class Folder(MutableMapping[str, bytes]):
         (self.root / key).parent.mkdir(parents=True, exist_ok=True)
         atomic_write(self.root / key, value)
 
-    def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
+    # Values are never None.
+    def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Creates the key unless it exists; returns its value."""
         path, temporary = self.root / key, self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,8 @@ class Remote(MutableMapping[str, bytes]):
         time-outs of the connection. A megabyte a second is the least that a store must take."""
         return {"timeout": 2 * self.timeout + len(value) / 1e6} if getattr(self.fs, "async_impl", False) else {}
 
-    def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] – values are never None
+    # Values are never None.
+    def setdefault(self, key: str, default: bytes = b"") -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Creates the key unless it exists; returns its value. An attempt whose answer was lost counts: what lies there
         then is its value."""
         try:

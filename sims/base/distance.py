@@ -25,7 +25,7 @@ def levenshtein(a: str, b: str) -> int:
     return int(row[-1])
 
 
-def similarity(written: str, wanted: str) -> float:
+def similarity(text: str, target: str) -> float:
     """100 for the same text, 0 for one with no character in place: 100 · (1 − distance / length of the longer text)."""
-    longest = max(len(written), len(wanted))
-    return 100.0 if longest == 0 else 100.0 * (1 - levenshtein(written, wanted) / longest)
+    longest = max(len(text), len(target))
+    return 100.0 if longest == 0 else 100.0 * (1 - levenshtein(text, target) / longest)

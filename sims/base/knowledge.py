@@ -40,10 +40,10 @@ from pathlib import Path
 from kit.settings import RunError
 from sims.base.isolated import PURE, called
 
-__all__ = ["KINDS", "Question", "chosen", "modules_of", "questions", "verified"]
+__all__ = ["KINDS", "Question", "choose_answer", "modules_of", "questions", "verified"]
 
 KINDS = ("signature", "default", "value", "error")
-SHOWN = {
+WORKED_EXAMPLES = {
     "signature": "# copy\ndef deepcopy(x, memo=None, _nil=[]):\n\n",
     "default": "# builtins.sorted: default of the parameter reverse\nreverse=False\n\n",
     "value": ">>> len('abc')\n3\n",
@@ -71,7 +71,7 @@ class Question:
     @property
     def unasked(self) -> str:
         """The prompt without the question: the worked example alone."""
-        return SHOWN[self.kind]
+        return WORKED_EXAMPLES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def make_questions(facts: list[Fact], share: int, rng: random.Random) -> list[Qu
             Question(
                 fact.kind,
                 fact.subject,
-                SHOWN[fact.kind] + fact.prompt,
+                WORKED_EXAMPLES[fact.kind] + fact.prompt,
                 tuple(answers),
                 answers.index(fact.answer),
                 fact.check,
@@ -325,16 +325,16 @@ def literal_type(answer: str) -> str:
         return ""
 
 
-def verified(some: Sequence[Question]) -> list[bool]:
+def verified(question_list: Sequence[Question]) -> list[bool]:
     """Whether the right answer of each question is what running says: the header of a signature or default, a call of a
     value or error."""
     calls = [
         (question.check[0], question.check[1], question.check[2])
-        for question in some
+        for question in question_list
         if question.kind in ("value", "error")
     ]
     outcomes, results = iter(called(calls) if calls else []), []
-    for question in some:
+    for question in question_list:
         answer = question.answers[question.right]
         if question.kind in ("value", "error"):
             results.append((next(outcomes) or {}).get(question.kind) == answer)
@@ -375,7 +375,7 @@ def run(tree: ast.Module):
     return next(iter(scope.values()))
 
 
-def chosen(logp: Sequence[float], answers: Sequence[str]) -> int:
+def choose_answer(logp: Sequence[float], answers: Sequence[str]) -> int:
     """The index of the answer with the highest log-prob (nats) per byte; the first of equals."""
     rates = [value / max(1, len(answer.encode())) for value, answer in zip(logp, answers, strict=True)]
     return max(range(len(rates)), key=rates.__getitem__)

@@ -32,13 +32,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kit.disk import read_json
-from kit.process import on_cores
+from kit.process import map_on_cores
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
 from ref.network import CheckpointError, KVCache, Transformer, load_hf
 from sims.base.packages import PACKAGES, folder_of, offline
 
-__all__ = ["Base", "HuggingFace", "Network", "Reference", "Scored", "joined", "opened"]
+__all__ = ["Base", "HuggingFace", "Network", "Reference", "Scored", "joined", "open_base"]
 
 Progress = Callable[[int], None]
 
@@ -175,7 +175,7 @@ class Base:
                     raise ValueError(f"{self.name} gives log-probs that are not finite")
             return scores
 
-        answers = on_cores(score, parts, lambda done: progress(sum(map(len, parts[:done]))))
+        answers = map_on_cores(score, parts, lambda done: progress(sum(map(len, parts[:done]))))
         scores_by_index = {
             i: row_score
             for part, part_scores in zip(parts, answers, strict=True)
@@ -230,7 +230,7 @@ class Base:
                             live.discard(n)
             return [text.partition(stop)[0] for text in outputs]
 
-        answers = on_cores(write, parts, lambda done: progress(sum(map(len, parts[:done]))))
+        answers = map_on_cores(write, parts, lambda done: progress(sum(map(len, parts[:done]))))
         answers_by_index = {
             i: answer
             for part, part_answers in zip(parts, answers, strict=True)
@@ -244,7 +244,7 @@ def joined(base: Base, prompt: str, answer: str) -> int:
     return len(base.prefix) + len(base.encode(prompt)) + len(base.encode(answer))
 
 
-def opened(name: str, cache: str | Path, say: Callable[[str], None] = lambda line: None) -> Base:
+def open_base(name: str, cache: str | Path, say: Callable[[str], None] = lambda line: None) -> Base:
     """The base model in a Hugging Face folder, or of a package (sims/base/packages.py), whose folder lies in `cache`.
 
     Raises RunError, in one line, for a folder without config.json or tokenizer.json, for an unknown name, for a family

@@ -92,7 +92,7 @@ def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> d
     """{nats, nats_interval, tokens, bytes, bits_per_byte, bits_interval, perplexity} of [(nats, tokens, bytes), …]; 95%
     intervals by a bootstrap over files. That of the sum is that of bits per byte, for the same bytes."""
     values = np.array(files, dtype=float)
-    bits = drawn(values, resamples, seed)
+    bits = bootstrap_bits(values, resamples, seed)
     nats, tokens, size = values.sum(0)
     low, high = (float(v) for v in np.quantile(bits, [0.025, 0.975]))
     scale = float(size) * math.log(2)
@@ -107,7 +107,7 @@ def summed(files: Sequence[Sequence[float]], resamples: int, seed: int = 0) -> d
     }
 
 
-def drawn(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def bootstrap_bits(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Bits per byte of `resamples` draws of files, the same files for the same seed: draws of two models are paired."""
     rng = np.random.default_rng(seed)
     resampled_sums = values[rng.integers(0, len(values), (resamples, len(values)))].sum(1)

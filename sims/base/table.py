@@ -28,10 +28,10 @@ from ref import cpt
 from sims.base import knowledge, perplexity, tracking
 from sims.base.distance import similarity
 from sims.base.history import from_history
-from sims.base.models import Base, joined, opened
+from sims.base.models import Base, joined, open_base
 from sims.statistics import bootstrap
 
-__all__ = ["Settings", "asked_chains", "difference", "gained", "measured", "picture", "rows_of"]
+__all__ = ["Settings", "asked_chains", "difference", "gained", "measure_models", "picture", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Settings:
             raise ValueError(f"diffs must be different numbers of at least 1, got {list(self.diffs)}")
 
 
-def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
+def measure_models(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
     """The three parts of each model, in order: [{model, title, knowledge: […], tracking: […], codebase: […]}, …], one
     record per question, chain and file. Each part of each model is a stage of the run, and stages are resumable. Raises
     RunError as `opened` does, and for two models of one name."""
@@ -88,7 +88,7 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
     @functools.cache
     def base(name: str) -> Base:
         print(f"opening {name}", flush=True)
-        return opened(name, run.root / "models", print)
+        return open_base(name, run.root / "models", print)
 
     items = Items.of(run, [functools.partial(base, name) for name in names], c)
     results = []
@@ -105,7 +105,7 @@ def measured(run: Run, names: Sequence[str], c: Settings) -> list[dict]:
 
 
 def asked_chains(run: Run) -> list[tracking.Chain]:
-    """The chains of a run that `measured` has played."""
+    """The chains of a run that `measure_models` has played."""
     return [
         dataclasses.replace(tracking.Chain(**record), diffs=tuple(record["diffs"]))
         for record in read_lines(run.root / "data" / "chains.jsonl")
@@ -129,7 +129,7 @@ class Items:
             [run.path("data", f"{name}.jsonl") for name in ("questions", "chains", "files")],
         )
         if not stage.finished:
-            items = cls.made([base() for base in bases], c, stage.progress)
+            items = cls.make([base() for base in bases], c, stage.progress)
             lines = (
                 [dataclasses.asdict(question) for question in items.questions],
                 [dataclasses.asdict(chain) for chain in items.chains],
@@ -152,7 +152,7 @@ class Items:
         )
 
     @classmethod
-    def made(cls, bases: Sequence[Base], c: Settings, progress: Callable[[int], None] = lambda done: None) -> Items:
+    def make(cls, bases: Sequence[Base], c: Settings, progress: Callable[[int], None] = lambda done: None) -> Items:
         def question_fits(question: knowledge.Question) -> bool:
             return all(
                 joined(base, question.prompt, "") + answer_limit(base, question) <= base.network.context
@@ -215,7 +215,7 @@ def run_in_chunks(stage: Any, items: Sequence[Any], evaluate: Callable[[Sequence
     return records
 
 
-def know(stage: Any, base: Base, asked: Items) -> list[dict]:
+def know(stage: Any, base: Base, items: Items) -> list[dict]:
     """One record per question: which answer the model prefers, which it prefers without the question, and what it
     writes."""
 
@@ -237,7 +237,8 @@ def know(stage: Any, base: Base, asked: Items) -> list[dict]:
         records = []
         for question, text in zip(questions, outputs, strict=True):
             choice, blind_choice = (
-                knowledge.chosen([next(logp).total for _ in question.answers], question.answers) for _ in range(2)
+                knowledge.choose_answer([next(logp).total for _ in question.answers], question.answers)
+                for _ in range(2)
             )
             right, exact = question.right, text.strip() == question.answers[question.right]
             records.append(
@@ -252,10 +253,10 @@ def know(stage: Any, base: Base, asked: Items) -> list[dict]:
             )
         return records
 
-    return run_in_chunks(stage, asked.questions, evaluate)
+    return run_in_chunks(stage, items.questions, evaluate)
 
 
-def track(stage: Any, base: Base, asked: Items) -> list[dict]:
+def track(stage: Any, base: Base, items: Items) -> list[dict]:
     """One record per chain: what the model writes, how near it is, and what it gives the true text."""
 
     def evaluate(chains: Sequence[tracking.Chain], offset: int) -> list[dict]:
@@ -283,25 +284,25 @@ def track(stage: Any, base: Base, asked: Items) -> list[dict]:
             for chain, score, text in zip(chains, scores, outputs, strict=True)
         ]
 
-    return run_in_chunks(stage, asked.chains, evaluate)
+    return run_in_chunks(stage, items.chains, evaluate)
 
 
-def read(stage: Any, base: Base, asked: Items) -> list[list[float]]:
+def read(stage: Any, base: Base, items: Items) -> list[list[float]]:
     """[nats, tokens, bytes] of each file."""
 
     return [
         list(file_record)
-        for file_record in perplexity.file_nll(base, asked.texts, asked.window, progress=stage.progress)
+        for file_record in perplexity.file_nll(base, items.texts, items.window, progress=stage.progress)
     ]
 
 
-def gained(one: dict, c: Settings) -> dict[str, float]:
+def gained(result: dict, c: Settings) -> dict[str, float]:
     """{value, low, high}: by how many points of % more right answers a model chooses with the question than without it,
     paired over questions."""
-    return bootstrap([100.0 * (q["right"] - q["form"]) for q in one["knowledge"]], n=c.resamples, seed=c.seed)
+    return bootstrap([100.0 * (q["right"] - q["form"]) for q in result["knowledge"]], n=c.resamples, seed=c.seed)
 
 
-def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settings) -> list[dict]:
+def rows_of(results: Sequence[dict], chains: Sequence[dict[str, float]], c: Settings) -> list[dict]:
     """One flat row per model, then one per baseline: chance, who copies the first version, who copies the last hunk."""
 
     def interval(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -309,7 +310,7 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
         return {name: estimate["value"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
 
     rows = []
-    for result in found:
+    for result in results:
         total = perplexity.summed(result["codebase"], c.resamples, c.seed)
         low, high = total["nats_interval"], total["bits_interval"]
         bits = sum(t["nats"] for t in result["tracking"]) / sum(t["bytes"] for t in result["tracking"]) / np.log(2)
@@ -334,18 +335,20 @@ def rows_of(found: Sequence[dict], chains: Sequence[dict[str, float]], c: Settin
     return rows
 
 
-def difference(found: Sequence[dict], part: str, a: int, b: int, c: Settings) -> dict[str, float]:
+def difference(results: Sequence[dict], part: str, a: int, b: int, c: Settings) -> dict[str, float]:
     """{value, low, high} of model a less model b: points of knowledge (%) or tracking, or bits per byte; paired over
     questions, chains or files."""
     if part == "codebase":
-        first_files, second_files = (np.array(found[n]["codebase"], dtype=float) for n in (a, b))
-        draws = perplexity.drawn(first_files, c.resamples, c.seed) - perplexity.drawn(second_files, c.resamples, c.seed)
+        first_files, second_files = (np.array(results[n]["codebase"], dtype=float) for n in (a, b))
+        draws = perplexity.bootstrap_bits(first_files, c.resamples, c.seed) - perplexity.bootstrap_bits(
+            second_files, c.resamples, c.seed
+        )
         low, high = np.quantile(draws, [0.025, 0.975])
         value = (first_files[:, 0].sum() - second_files[:, 0].sum()) / first_files[:, 2].sum() / np.log(2)
         return {"value": float(value), "low": float(low), "high": float(high)}
     key, scale = ("right", 100.0) if part == "knowledge" else ("similarity", 1.0)
     return bootstrap(
-        [scale * (x[key] - y[key]) for x, y in zip(found[a][part], found[b][part], strict=True)],
+        [scale * (x[key] - y[key]) for x, y in zip(results[a][part], results[b][part], strict=True)],
         n=c.resamples,
         seed=c.seed,
     )

@@ -85,9 +85,9 @@ def split_lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]]:
-    """(name, text) of the functions and classes in Python files whose source is `least` to `most` bytes long and plain
-    ASCII without fences, as if each were a file. A file that does not parse gives none."""
+def pieces(texts: dict[str, str], min_bytes: int, max_bytes: int) -> list[tuple[str, str]]:
+    """(name, text) of the functions and classes in Python files whose source is `min_bytes` to `max_bytes` bytes long
+    and plain ASCII without fences, as if each were a file. A file that does not parse gives none."""
     pieces_by_text = {}
     for path in sorted(texts):
         if not path.endswith(".py"):
@@ -100,7 +100,7 @@ def pieces(texts: dict[str, str], least: int, most: int) -> list[tuple[str, str]
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno:
                 text = "".join(lines[node.lineno - 1 : node.end_lineno])
-                if least <= len(text) <= most and text.isascii() and not re.search("```|[\t\r\f]", text):
+                if min_bytes <= len(text) <= max_bytes and text.isascii() and not re.search("```|[\t\r\f]", text):
                     pieces_by_text.setdefault(
                         text if text.endswith("\n") else text + "\n", f"{node.name.strip('_').lower() or 'piece'}.py"
                     )

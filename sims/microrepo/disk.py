@@ -113,22 +113,22 @@ class DiskSession(Session):
     def call_tool(self, tool: str, args: Mapping[str, object]) -> str:
         """What a tool says. A command may fail, which its text tells; nothing else may."""
         if self._sandbox is None:
-            self._sandbox = open_sandbox(store_repository(self.task, self.more()), limits=LIMITS)
+            self._sandbox = open_sandbox(store_repository(self.task, self.list_extra_files()), limits=LIMITS)
         observation = self._sandbox.call(tool, args)
         if not observation.ok and observation.exit is None and tool != "shell":
             raise EnvironmentFailure(
-                f"the small world's sandbox cannot {tool}: {observation.ended or observation.text}"
+                f"the small world's sandbox cannot {tool}: {observation.end_reason or observation.text}"
             )
         return observation.text
 
-    def more(self) -> tuple[tuple[str, str], ...]:
+    def list_extra_files(self) -> tuple[tuple[str, str], ...]:
         """Files that lie beside the repository, path and text. A world of its own may have some."""
         return ()
 
     def source_of(self, name: str) -> str:
         return self.call_tool("read", {"path": f"{name}.py"}).rstrip("\n")
 
-    def put(self) -> None:
+    def write_body(self) -> None:
         target = self.task.target
         if not self._is_grading_expected:  # who writes will be graded
             JUDGES.expect()

@@ -120,7 +120,7 @@ class Manners:
     """Reading and testing through the terminal; drawn for every call."""
     fumble: float = 0.4
     """Trying a command that there is not."""
-    apart: float = 0.5
+    separate_calls: float = 0.5
     """Making calls one a turn, where several could be made together."""
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ def mannered(task: Task, rng: Random, noise: NoiseConfig, manners: Manners = Man
     ticks = [f"tick {number}" for number, _ in enumerate(plan, 1) if not happens(manners.leave)]
     message = "tests pass" if has_passing_tests(task, work) or happens(manners.lie) else "not tested"
     ends = [*ticks, *([] if happens(manners.silent) else [f"say {message}"])]
-    if happens(manners.apart):
+    if happens(manners.separate_calls):
         return [*plan, *(line for turn in lines for line in turn), *ends, "done"]
     return ["\n".join(turn) for turn in [*join_turns([plan, *lines] if plan else lines), [*ends, "done"]]]
 

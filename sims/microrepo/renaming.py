@@ -11,15 +11,15 @@ in `Session`."""
 from sims.microrepo.session import Session
 from sims.microrepo.task import Task
 
-__all__ = ["KNOWN", "RenamedSession", "renamed"]
+__all__ = ["DEMONSTRATED_NAME", "RenamedSession", "renamed"]
 
-KNOWN = "write"
+DEMONSTRATED_NAME = "write"
 """The name of the call elsewhere."""
 
 
 def renamed(text: str, name: str) -> str:
     """The same turn with both names of the call exchanged, wherever one begins a line."""
-    exchange = {KNOWN: name, name: KNOWN}
+    exchange = {DEMONSTRATED_NAME: name, name: DEMONSTRATED_NAME}
     lines = (line.split(" ") for line in text.split("\n"))
     return "\n".join(" ".join([exchange.get(call, call), *arguments]) for call, *arguments in lines)
 

@@ -125,7 +125,7 @@ class Session:
 
     def read(self, name: str) -> str:
         """The answer to a call that reads a file."""
-        text = self.source_of(name) if name in self.task.files else self.beside(name)
+        text = self.source_of(name) if name in self.task.files else self.read_extra_file(name)
         if text is None:
             return self.refused("no such file")
         self.accepted("reads")
@@ -143,7 +143,7 @@ class Session:
             return self.refused(str(error))
         self.accepted("writes")
         self.text, self._tested = text, False
-        self.put()
+        self.write_body()
         return "ok"
 
     def test(self) -> str:
@@ -177,11 +177,11 @@ class Session:
         """What of a body is code. In a world of its own not all of it may be."""
         return text
 
-    def beside(self, name: str) -> str | None:
+    def read_extra_file(self, name: str) -> str | None:
         """The text of a file that is no module; None if there is none. A world of its own may have some."""
         return None
 
-    def put(self) -> None:
+    def write_body(self) -> None:
         """The target has a new body."""
 
 

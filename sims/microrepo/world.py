@@ -77,7 +77,7 @@ class CheckpointTasks(MicroTasks):
                 "rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a "
                 "rank sees its own; use --scale small"
             )
-        prompt = len(language.encode_opening(MicroRepo(self.opened(self.task("rl", 0), 1)).reset()))
+        prompt = len(language.encode_opening(MicroRepo(self.open_session(self.task("rl", 0), 1)).reset()))
         if prompt + 1 >= chaining.limit:
             raise RunError(
                 f"a prompt has about {prompt} tokens; contexts of {chaining.limit} leave no room for "

@@ -54,7 +54,7 @@ from ref.network import load_hf
 from sims.hack_training import Size, engine, fine_tuned, undisturbed
 from sims.microrepo import WorldConfig
 from sims.policies import agent
-from sims.real_time_rl.loop import Plan, Service, loops, said
+from sims.real_time_rl.loop import Plan, Service, compute_session_metrics, loops
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import Users
 from sims.real_time_rl.verdicts import learned, on_policy, picture
@@ -72,7 +72,7 @@ DAY, WEEK = 5, 34
 """Loops of five hours in a day and in a week."""
 WAYS: dict[str, tuple[Distilling, int]] = {
     "loop": (Distilling(), 1),
-    "thrown": (Distilling(broken="thrown"), 1),
+    "thrown": (Distilling(broken_calls="thrown"), 1),
     "edits": (Distilling(follow_ups=False), 1),
     "daily": (Distilling(), DAY),
     "weekly": (Distilling(), WEEK),
@@ -147,7 +147,9 @@ class HeldOut:
         self.gate = list(itertools.islice(held_out, c.plan.gate_tasks))
 
     def __call__(self, sampler: Sampler, *seed: object) -> dict[str, float]:
-        return said(self.service.serve(sampler, self.tasks, self.c.samples, self.c.seed, "test", *seed))
+        return compute_session_metrics(
+            self.service.serve(sampler, self.tasks, self.c.samples, self.c.seed, "test", *seed)
+        )
 
 
 def training(run: Run, c: Experiment, start: Path, test: HeldOut, way: str, number: int) -> dict:

@@ -3,8 +3,8 @@ and shipped.
 
     serve     each user asks once, and the deployed policy answers; every token keeps its log-prob and its experts
     collect   the reactions that are known when the loop ends, with those that came too late for earlier loops
-    distil    a reaction becomes a reward, or the session is thrown away                                          `rewards.py`
-    train     a few steps on them; the importance ratio knows how far the policy has gone since it served them    `ref/rl.py`
+    distil    a reaction becomes a reward, or the session is thrown away                                `rewards.py`
+    train     a few steps on them; the importance ratio knows how far the policy has gone since then    `ref/rl.py`
     look      held-out tasks, by the policy that may be shipped and by the deployed one
     gate      it is shipped unless it is worse: unless the 90% bootstrap interval of its gain, over tasks, lies below
               zero
@@ -27,7 +27,7 @@ from random import Random
 import numpy as np
 import torch
 
-from kit.process import on_cores, one_thread
+from kit.process import map_on_cores, one_thread
 from kit.runs import Stage
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
@@ -37,7 +37,7 @@ from ref.self_summary import Chain, Chaining
 from sims.microrepo import Task
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
-from sims.real_time_rl.world import is_hard, opened, served
+from sims.real_time_rl.world import is_hard, open_session, served
 from sims.recipe.agent import Language, Rollout, hash_seed, play
 from sims.recipe.data import task_stream
 from sims.recipe.demonstrations import context
@@ -45,9 +45,9 @@ from sims.recipe.learner import Learner
 from sims.recipe.settings import Recipe
 from sims.statistics import bootstrap
 
-__all__ = ["Found", "Known", "Plan", "Service", "collected", "loops", "said", "ship"]
+__all__ = ["Sessions", "SessionRecord", "Plan", "Service", "collected", "loops", "compute_session_metrics", "ship"]
 
-Found = Sequence[tuple[Rollout, Served, Reaction]]
+Sessions = Sequence[tuple[Rollout, Served, Reaction]]
 """Sessions, what came of them, and what users did about it."""
 
 
@@ -75,7 +75,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Known:
+class SessionRecord:
     """A session with the reaction to it."""
 
     chain: Chain
@@ -114,7 +114,7 @@ class Service:
             rl.max_turns,
             generator,
             rl.temperature,
-            opened=opened,
+            open_session=open_session,
         )
         sessions = []
         for number, episode in enumerate(episodes):
@@ -123,7 +123,9 @@ class Service:
         return sessions
 
 
-def collected(waiting: Sequence[Known], loop: int, parts: int) -> tuple[list[list[Known]], list[Known]]:
+def collected(
+    waiting: Sequence[SessionRecord], loop: int, parts: int
+) -> tuple[list[list[SessionRecord]], list[SessionRecord]]:
     """What is known at the end of a loop, in so many parts of equal size, up to one; and what is not known yet."""
     known_sessions = [session for session in waiting if session.loop <= loop]
     return (
@@ -139,7 +141,7 @@ def ship(candidate: Sequence[float], deployed: Sequence[float]) -> tuple[bool, f
     return gain["high"] >= 0, gain["value"]
 
 
-def compute_right_shares(sessions: Found, samples: int) -> list[float]:
+def compute_right_shares(sessions: Sessions, samples: int) -> list[float]:
     """Of each task, the share of its sessions that did what is wanted."""
     return np.array([outcome.right for _, outcome, _ in sessions], dtype=float).reshape(-1, samples).mean(1).tolist()
 
@@ -170,13 +172,13 @@ def loops(
     deployed_shares = compute_right_shares(
         service.serve(deployed_sampler, held_out, plan.gate_samples, seed, "gate", 0), plan.gate_samples
     )
-    pending_sessions: list[Known] = []
+    pending_sessions: list[SessionRecord] = []
     deployed_steps = 0  # steps that the deployed policy has made
     for loop in range(plan.loops):
         loop_tasks = list(itertools.islice(tasks, plan.steps * plan.sessions))
         sessions = service.serve(deployed_sampler, loop_tasks, 1, seed, "loop", loop)
         pending_sessions += [
-            Known(e.chain, outcome, reaction, deployed_steps, loop + int(reaction.hours / HOURS))
+            SessionRecord(e.chain, outcome, reaction, deployed_steps, loop + int(reaction.hours / HOURS))
             for e, outcome, reaction in sessions
         ]
         parts, pending_sessions = collected(pending_sessions, loop, plan.steps)
@@ -185,7 +187,7 @@ def loops(
             for n, part in enumerate(parts)
         ]
         line = (
-            said(sessions)
+            compute_session_metrics(sessions)
             | {name: float(np.mean([metrics[name] for metrics in step_metrics])) for name in step_metrics[0]}
             | {"late": len(pending_sessions)}
         )
@@ -206,7 +208,12 @@ def loops(
 
 @one_thread()
 def train_step(
-    recipe: Recipe, learner: Learner, reference: Transformer, sessions: Sequence[Known], distil: Distilling, step: int
+    recipe: Recipe,
+    learner: Learner,
+    reference: Transformer,
+    sessions: Sequence[SessionRecord],
+    distil: Distilling,
+    step: int,
 ) -> dict[str, float]:
     """One step of RL on sessions with reactions. Fewer than two that are not thrown away teach nothing."""
     rewarded_sessions = [
@@ -224,7 +231,7 @@ def train_step(
         return metrics
     rl = replace(recipe.rl, prompts=1, rollouts=len(rewarded_sessions))
     rollouts = [Rollout(session.chain, {"reaction": reward}) for session, reward in rewarded_sessions]
-    step_result = improve(rl, learner.model, reference, rollouts, each=partial(on_cores, each=2))
+    step_result = improve(rl, learner.model, reference, rollouts, map_fn=partial(map_on_cores, processes_per_core=2))
     learner.apply(step_result, recipe.rl.rate(step))
     ratio, clip = step_result.gap.exp(), rl.objective
     return metrics | {
@@ -234,11 +241,11 @@ def train_step(
     }
 
 
-def said(found: Found) -> dict[str, float]:
+def compute_session_metrics(sessions: Sessions) -> dict[str, float]:
     """Shares of sessions: that did what is wanted, that left an edit, that broke a call, the same on hard tasks, with a
     follow-up; of those on clear tasks, needless questions, and of those on open ones, welcome ones; of edits, those
     kept. And mean seconds, of all and of those with an edit."""
-    outcomes, reactions = [outcome for _, outcome, _ in found], [reaction for _, _, reaction in found]
+    outcomes, reactions = [outcome for _, outcome, _ in sessions], [reaction for _, _, reaction in sessions]
 
     def mean(values: Sequence[float]) -> float:
         return float(np.mean(values)) if len(values) else 0.0
@@ -246,11 +253,11 @@ def said(found: Found) -> dict[str, float]:
     return {
         "right": mean([outcome.right for outcome in outcomes]),
         "edited": mean([outcome.edited for outcome in outcomes]),
-        "needless": mean([outcome.asked for outcome in outcomes if not outcome.open]),
-        "welcome": mean([outcome.asked for outcome in outcomes if outcome.open]),
-        "broken": mean([outcome.broken for outcome in outcomes]),
-        "broken_hard": mean([outcome.broken for episode, outcome, _ in found if is_hard(episode)]),
-        "kept": mean([reaction.kept for reaction in reactions if reaction.kept is not None]),
+        "needless": mean([outcome.has_question for outcome in outcomes if not outcome.open]),
+        "welcome": mean([outcome.has_question for outcome in outcomes if outcome.open]),
+        "broken": mean([outcome.has_broken_call for outcome in outcomes]),
+        "broken_hard": mean([outcome.has_broken_call for episode, outcome, _ in sessions if is_hard(episode)]),
+        "kept": mean([reaction.is_kept for reaction in reactions if reaction.is_kept is not None]),
         "followed": mean([reaction.followed for reaction in reactions]),
         "seconds": mean([outcome.seconds for outcome in outcomes]),
         "edit_seconds": mean([outcome.seconds for outcome in outcomes if outcome.edited]),

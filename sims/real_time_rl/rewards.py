@@ -8,7 +8,8 @@ no formulas.
     edit, undone                  −1 − f·[follow-up]                                  `follow_ups` off: −1
     neither edit nor question     −1 − f·[follow-up]                                  `follow_ups` off: −1
     question                      −p·[follow-up]                                      `follow_ups` off: 0
-    a call of it was broken       −1 − f, whatever the user did                       `broken="thrown"`: none, the session is thrown away
+    a call of it was broken       −1 − f, whatever the user did                       `broken="thrown"`: none, the
+                                                                                      session is thrown away
 
 Why the careless ones teach what they teach
 a. Questions. If edits kept are all that counts, a question is worth 0 and an edit 2·P(kept) − 1. Where an edit is more
@@ -33,7 +34,7 @@ class Distilling:
 
     follow_ups: bool = True
     """Whether dissatisfied follow-ups count; otherwise edits kept are all."""
-    broken: Literal["counted", "thrown"] = "counted"
+    broken_calls: Literal["counted", "thrown"] = "counted"
     """What becomes of a session with a broken call."""
     follow: float = 0.5
     """f: price of a dissatisfied follow-up to an edit, or to nothing."""
@@ -46,10 +47,10 @@ class Distilling:
 
     def reward(self, served: Served, reaction: Reaction) -> float | None:
         """The table above; None for a session that is thrown away."""
-        if served.broken:
-            return None if self.broken == "thrown" else -1.0 - self.follow
-        edit_reward = 0.0 if served.asked else 1.0 if reaction.kept else -1.0
-        coefficient = self.question if served.asked else self.follow
+        if served.has_broken_call:
+            return None if self.broken_calls == "thrown" else -1.0 - self.follow
+        edit_reward = 0.0 if served.has_question else 1.0 if reaction.is_kept else -1.0
+        coefficient = self.question if served.has_question else self.follow
         return edit_reward - coefficient * (self.follow_ups and reaction.followed)
 
 

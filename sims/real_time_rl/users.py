@@ -5,9 +5,9 @@ A session ends with an edit, with a question, or with neither. Let q be the shar
 passes, and t the seconds that the session took. A user tries n inputs, is mistaken with probability s, grows impatient
 within about τ seconds, and reacts after d hours in the mean:
 
-    P(kept)      = s + (1 − 2s)·qⁿ                       an edit is kept, or undone                                    (1)
-    P(follow-up) = 1 − (1 − c)·exp(−t/τ)                 c: of an edit kept, of one undone, of nothing, of a question   (2)
-    hours        ~ start + t/3600 + Exp(d)               start: uniform over the hours of a loop                        (3)
+    P(kept)      = s + (1 − 2s)·qⁿ                   an edit is kept, or undone                                     (1)
+    P(follow-up) = 1 − (1 − c)·exp(−t/τ)             c: of an edit kept, of one undone, of nothing, of a question   (2)
+    hours        ~ start + t/3600 + Exp(d)           start: uniform over the hours of a loop                        (3)
 
     c      a kept edit 0.05, an undone one 0.6, neither edit nor question 0.8; a question 0.05 where the task leaves
            open what is wanted, else 0.6
@@ -24,7 +24,7 @@ The report on real-time RL names edits that are kept and follow-ups that are dis
 users are harder to fool."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 __all__ = ["HOURS", "Reaction", "Served", "Users"]
@@ -41,11 +41,11 @@ class Served:
     """Whether it left an edit."""
     quality: float
     """Share of the hidden tests that pass; zero without an edit."""
-    asked: bool
+    has_question: bool
     """Whether it ended in a question, and left no edit."""
     open: bool
     """Whether the task leaves open what is wanted."""
-    broken: bool
+    has_broken_call: bool
     """Whether one of its calls was broken. No user sees it; the loop does."""
     seconds: float
     """How long the user waited."""
@@ -56,20 +56,20 @@ class Served:
                 f"quality must lie between 0 and 1, and seconds must be finite and at least 0; got "
                 f"{self.quality} and {self.seconds}"
             )
-        if self.asked and self.edited or self.quality and not self.edited:
+        if self.has_question and self.edited or self.quality and not self.edited:
             raise ValueError("a session with an edit is no question, and only an edit has a quality")
 
     @property
     def right(self) -> bool:
         """Whether it did what is wanted: an edit that passes all hidden tests, or a question where it was left open."""
-        return self.open if self.asked else self.quality == 1.0
+        return self.open if self.has_question else self.quality == 1.0
 
 
 @dataclass(frozen=True)
 class Reaction:
     """What a user did about a session."""
 
-    kept: bool | None
+    is_kept: bool | None
     """Whether the edit was kept; None without an edit."""
     followed: bool
     """Whether a dissatisfied message followed."""
@@ -89,7 +89,7 @@ class Users:
     """τ, seconds."""
     delay: float = 2.0
     """d: mean time to the reaction, hours."""
-    kept: float = 0.05
+    kept_edit: float = field(default=0.05, metadata={"renamed_from": "kept"})
     """c of an edit that is kept."""
     undone: float = 0.6
     """c of an edit that is undone."""
@@ -101,7 +101,7 @@ class Users:
     """c of any other question."""
 
     def __post_init__(self):
-        for name in ("kept", "undone", "nothing", "welcome", "needless"):
+        for name in ("kept_edit", "undone", "nothing", "welcome", "needless"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
         if not 0 <= self.slip <= 0.5 or self.tries < 1:
@@ -117,11 +117,11 @@ class Users:
         """(1): the probability that an edit of this quality is kept."""
         return self.slip + (1 - 2 * self.slip) * quality**self.tries
 
-    def follows(self, served: Served, kept: bool | None) -> float:
+    def follows(self, served: Served, is_kept: bool | None) -> float:
         """(2): the probability of a dissatisfied follow-up."""
         if served.edited:
-            complaint = self.kept if kept else self.undone
-        elif served.asked:
+            complaint = self.kept_edit if is_kept else self.undone
+        elif served.has_question:
             complaint = self.welcome if served.open else self.needless
         else:
             complaint = self.nothing

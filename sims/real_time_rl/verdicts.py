@@ -210,7 +210,7 @@ AGES = {"loop": "five hours", "daily": "a day", "weekly": "a week"}
 FIGURE_LABELS = {"kept": "edits kept", "followed": "dissatisfied\nfollow-ups", "seconds": "latency"}
 
 
-def picture(found: dict, path: Path) -> None:
+def picture(results: dict, path: Path) -> None:
     """From the left: broken calls and needless questions along the loop; the A/B test's three figures; success by the
     age of the data."""
     from sims.drawing import COLOURS, GREY, save, sheet
@@ -218,7 +218,7 @@ def picture(found: dict, path: Path) -> None:
     figure, (broken_panel, needless_panel, test_panel, age_panel) = sheet(
         4, "A policy learns from users who keep its edits, undo them, or complain", width=4.0
     )
-    rows = [{**row, "world": row["way"]} for row in found["rows"]]
+    rows = [{**row, "world": row["way"]} for row in results["rows"]]
     for axis, name, variant, colour in (
         (broken_panel, "broken_hard", "thrown", COLOURS[1]),
         (needless_panel, "needless", "edits", COLOURS[2]),
@@ -228,7 +228,7 @@ def picture(found: dict, path: Path) -> None:
         axis.legend(frameon=False, fontsize=8)
     broken_panel.set_title("A broken call, on hard tasks")
     needless_panel.set_title("A question, on clear tasks")
-    claims = {entry["name"]: entry for entry in found["claims"]}
+    claims = {entry["name"]: entry for entry in results["claims"]}
     for index, name in enumerate(("edits-kept", "follow-ups", "latency")):
         entry = claims[name]
         low, high = (100 * bound for bound in entry["interval"])
@@ -237,7 +237,7 @@ def picture(found: dict, path: Path) -> None:
     test_panel.axhline(0, color="black", linewidth=0.8)
     test_panel.set(xticks=range(3), xticklabels=[*FIGURE_LABELS.values()], ylabel="change, points (latency: %)")
     test_panel.set_title("A/B: shipped against before")
-    ends = found["ends"]
+    ends = results["ends"]
     for index, way in enumerate(AGES):
         values = [end["right"] for end in ends if end["way"] == way and end["at"] == "learnt"]
         age_panel.bar(index, np.mean(values), 0.6, color=(COLOURS[0], COLOURS[4], GREY)[index])

@@ -15,11 +15,11 @@ from random import Random
 
 from ref.rollout import Rollout
 from sims.microrepo import NoiseConfig, Session, Task, demonstration
-from sims.microrepo.leftovers import LOST, changed, other
+from sims.microrepo.leftovers import LOST_DOCSTRING, changed, draw_other_function
 from sims.microrepo.session import INDENT, MAX_CALLS
 from sims.real_time_rl.users import Served
 
-__all__ = ["ASK", "OPEN", "AskingSession", "is_hard", "is_open", "opened", "served", "with_questions"]
+__all__ = ["ASK", "OPEN", "AskingSession", "is_hard", "is_open", "open_session", "served", "with_questions"]
 
 ASK = "ask"
 OPEN = 0.2
@@ -33,11 +33,11 @@ class AskingSession(Session):
     """An episode in which a call ends it with a question. What follows it in its turn is not called, as after `done`.
     `broken`: how many calls no tool could read."""
 
-    asked, broken = False, 0
+    has_asked, broken_calls = False, 0
 
     @property
     def done(self) -> bool:
-        return self.asked or super().done
+        return self.has_asked or super().done
 
     def step(self, text: str) -> str:
         lines = [line.rstrip() for line in text.split("\n")]
@@ -47,28 +47,28 @@ class AskingSession(Session):
         answer = self.count_broken_calls(super().step("\n".join(lines_before))) if any(lines_before) else ""
         self.turns = turns  # all of this is one turn, and its last call is still to come
         if not self.done and self.counts["calls"] - calls < MAX_CALLS:
-            self.asked = True
+            self.has_asked = True
             self.counts["calls"] += 1
         self.turns = turns + 1
         return answer
 
     def count_broken_calls(self, answer: str) -> str:
         """Counts the broken calls of a turn by its answer."""
-        self.broken += sum(line in BROKEN_CALL_ANSWERS for line in answer.split("\n"))
+        self.broken_calls += sum(line in BROKEN_CALL_ANSWERS for line in answer.split("\n"))
         return answer
 
 
 def is_open(task: Task) -> bool:
     """Whether the task leaves open what is wanted."""
-    return task.files[task.target].doc == LOST
+    return task.files[task.target].doc == LOST_DOCSTRING
 
 
 def clouded(task: Task) -> Task:
     """A fifth of the tasks, always the same ones, without their docstring; the others as they are."""
-    return changed(task, LOST) if Random(f"{task.key} open").random() < OPEN else task
+    return changed(task, LOST_DOCSTRING) if Random(f"{task.key} open").random() < OPEN else task
 
 
-def opened(task: Task, max_turns: int) -> AskingSession:
+def open_session(task: Task, max_turns: int) -> AskingSession:
     """A session that a user begins."""
     return AskingSession(clouded(task), max_turns)
 
@@ -81,10 +81,10 @@ def served(episode: Rollout) -> Served:
     return Served(
         edited=has_edit,
         quality=verdict.passed if has_edit else 0.0,
-        asked=session.asked and not has_edit,
+        has_question=session.has_asked and not has_edit,
         open=is_open(session.task),
-        broken=session.broken > 0,
-        seconds=TURN_SECONDS * verdict.turns + TOKEN_SECONDS * episode.chain.written,
+        has_broken_call=session.broken_calls > 0,
+        seconds=TURN_SECONDS * verdict.turns + TOKEN_SECONDS * episode.chain.num_sampled_tokens,
     )
 
 
@@ -104,7 +104,7 @@ def with_questions(
     target = task.target
     if is_open(task):
         guess = [
-            f"write {target}\n{INDENT}return {other(task).code}",
+            f"write {target}\n{INDENT}return {draw_other_function(task).code}",
             *(["test"] if rng.random() < 0.5 else []),
             "done",
         ]

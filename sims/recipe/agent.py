@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kit.process import on_cores
+from kit.process import map_on_cores
 from kit.settings import RunError
 from ref import cpt
 from ref.engine.sampler import Sampler, Segment
@@ -100,10 +100,10 @@ def play(
     generator: torch.Generator | None,
     temperature: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
-    opened: Callable[[Task, int], TextSession] = Session,
+    open_session: Callable[[Task, int], TextSession] = Session,
 ) -> list[Rollout]:
     """`samples` rollouts of every task on all cores, each a chain of contexts under these limits
-    (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `opened` begins an
+    (`ref.rollout.sample_rollouts`). `progress` is called with the number of finished rollouts. `open_session` begins an
     episode of a task with so many turns at most. Raises RunError if an environment fails again and again: a mean over
     the rest would be another one."""
     # A forked process cannot use the GPU of its parent.
@@ -111,10 +111,12 @@ def play(
 
     def map_parts(function: Callable[[Any], Any], parts: Sequence[Any]) -> list:
         totals = [*itertools.accumulate(map(len, parts))]
-        return on_cores(function, parts, lambda count: progress(totals[count - 1]), each=2, processes=processes)
+        return map_on_cores(
+            function, parts, lambda count: progress(totals[count - 1]), processes_per_core=2, processes=processes
+        )
 
     def make_environment(task: Task, number: int) -> MicroRepo:
-        return MicroRepo(opened(task, max_turns))
+        return MicroRepo(open_session(task, max_turns))
 
     rollouts = sample_rollouts(
         sampler, make_environment, tasks, samples, language, limits, temperature, generator, map_parts

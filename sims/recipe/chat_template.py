@@ -172,7 +172,7 @@ def template_of(folder: str | Path, language: Language) -> Template:
             name: text for name, text in (source if isinstance(source, dict) else {"default": source}).items() if text
         }
     if not sources and language.speakers == SPEAKERS[0]:
-        sources["default"] = release.chat(*language.speakers)
+        sources["default"] = release.make_chat_template(*language.speakers)
     selected_sources = [sources[name] for name in ("default", "tool_use") if name in sources]
     if not selected_sources or not all(isinstance(source, str) for source in selected_sources):
         expected_place = (

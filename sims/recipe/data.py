@@ -15,7 +15,7 @@ from kit.disk import parse_json
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
-from ref.network.release import GIVEN
+from ref.network.release import TOKENIZER_FILES
 from sims.microrepo import Task, demonstration, documents, generate, transcript
 from sims.recipe.agent import Language
 from sims.recipe.chat_template import template_of
@@ -41,7 +41,7 @@ class Prepared(Protocol):
     @property
     def heldout(self) -> str: ...
 
-    def held(self) -> cpt.Corpus:
+    def read_heldout(self) -> cpt.Corpus:
         """The held-out codebase."""
         ...
 
@@ -91,7 +91,9 @@ def data(
 
     try:
         name, train_corpus, heldout = (
-            (prepared.heldout, corpus, prepared.held()) if prepared else cpt.hold_out_codebase(corpus, c.heldout_share)
+            (prepared.heldout, corpus, prepared.read_heldout())
+            if prepared
+            else cpt.hold_out_codebase(corpus, c.heldout_share)
         )
     except ValueError as error:
         raise make_error(error) from None
@@ -148,7 +150,7 @@ def data(
     if tokenizer is None:
         paths[0].write_text(coder.to_str(pretty=True), encoding="utf-8")
     else:  # with the files beside it, for `ref.network.release`
-        paths += [run.path("data", name) for name in GIVEN[1:] if (tokenizer.parent / name).is_file()]
+        paths += [run.path("data", name) for name in TOKENIZER_FILES[1:] if (tokenizer.parent / name).is_file()]
         for path in paths:
             shutil.copyfile(tokenizer.parent / path.name, path)
     for phase, tokens, length in (("short", t.tokens, t.length), ("long", t.long_tokens, t.long_length)):
@@ -257,11 +259,12 @@ def shown_episodes(config: Recipe) -> Iterable[tuple[Task, list[str]]]:
         yield task, demonstration(task, rng, config.sft.noise)
 
 
-def keep(held: cpt.Corpus, path: Path) -> None:
+def keep(heldout: cpt.Corpus, path: Path) -> None:
     """Writes what `heldout_codebase` reads: one file per line. JSON escapes everything but ASCII, so no name or text
     can break a line or be changed, not even by bytes that are not UTF-8."""
     path.write_text(
-        "".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in held.files.items()), encoding="ascii"
+        "".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in heldout.files.items()),
+        encoding="ascii",
     )
 
 

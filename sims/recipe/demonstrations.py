@@ -2,8 +2,8 @@
 
 A context that has reached its trigger continues like this (`ref/self_summary.py`):
 
-    … <|env|> answer <|agent|> <|env|> note <|agent|> summary <|env|>                   the request, on the running context
-    <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                   how the next context begins
+    … <|env|> answer <|agent|> <|env|> note <|agent|> summary <|env|>                the request, on the running context
+    <|env|> prompt <|agent|> summary <|env|> <|agent|> turn <|env|> …                how the next context begins
     instruction <|env|> prompt <|agent|> turn … <|env|> note <|agent|> summary <|env|>  a compaction in a separate call
 
 Demonstrations are rollouts like the policy's, of a script in place of the sampler (`ref.rollout.script_rollout`), so
@@ -30,14 +30,14 @@ from sims.recipe.data import task_stream
 from sims.recipe.learner import language_of, shown_rows
 from sims.recipe.settings import Memory, Recipe
 
-__all__ = ["Lesson", "chaining", "context", "lessons", "sft_batches", "shown", "taught", "unlimited"]
+__all__ = ["Lesson", "make_chaining", "context", "lessons", "sft_batches", "make_sft_rollouts", "taught", "unlimited"]
 
 LONGEST = 256
 """Tokens of a context "without limit": the length of the recipe's long-context phase."""
 INSTRUCTION = "a repo was worked on; note what is needed to fix it"
 
 
-def chaining(
+def make_chaining(
     language: Language,
     trigger: int,
     room: int,
@@ -64,12 +64,12 @@ def context(language: Language, config: Recipe) -> Chaining:
     c = config.context
     if c.join == "none":
         return single(config.rl.max_len)
-    return chaining(language, c.trigger, c.room, c.longest_summary, c.max_segments)
+    return make_chaining(language, c.trigger, c.room, c.longest_summary, c.max_segments)
 
 
-def unlimited(how: Chaining) -> Chaining:
-    """A single context of `LONGEST` tokens, or as many as `how` allows if that is more."""
-    return replace(how, join="none", trigger=max(how.trigger, LONGEST - (how.limit - how.trigger)))
+def unlimited(chaining: Chaining) -> Chaining:
+    """A single context of `LONGEST` tokens, or as many as `chaining` allows if that is more."""
+    return replace(chaining, join="none", trigger=max(chaining.trigger, LONGEST - (chaining.limit - chaining.trigger)))
 
 
 class Lesson:
@@ -77,7 +77,7 @@ class Lesson:
 
     def __init__(self, language: Language, task: Task, turns: Sequence[str], rng: Random, memory: Memory):
         self.language, self.task, self.turns, self.rng, self.memory = language, task, list(turns), rng, memory
-        self.known: list[str] = []  # files whose text is in the context
+        self.known_files: list[str] = []  # files whose text is in the context
         self.state = ""  # the result of the last write or test of the body
         self.n_messages = 1  # messages so far, the prompt among them
 
@@ -92,8 +92,8 @@ class Lesson:
             text, answer_text = turn.content or "", answer.content or ""
             for line in text.split("\n"):
                 verb, _, name = line.partition(" ")
-                if verb == "read" and name in self.task.files and name not in self.known:
-                    self.known.append(name)
+                if verb == "read" and name in self.task.files and name not in self.known_files:
+                    self.known_files.append(name)
             if text.startswith(("write ", "test")) and not answer_text.startswith("error"):
                 self.state = "ok" if answer_text == "ok" else "passed" if answer_text == "passed 3 of 3" else "failed"
         self.n_messages = len(messages)
@@ -102,18 +102,20 @@ class Lesson:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
         needed_names = (
-            [] if self.state == "passed" else [n for n in self.known if n == self.task.target or n in self.task.helpers]
+            []
+            if self.state == "passed"
+            else [n for n in self.known_files if n == self.task.target or n in self.task.helpers]
         )
         forgotten = self.rng.choice(needed_names) if forgetful and needed_names else None
         for keeps_all in (True, False) if wordy else (False,):
-            kept_names = [name for name in (self.known if keeps_all else needed_names) if name != forgotten]
+            kept_names = [name for name in (self.known_files if keeps_all else needed_names) if name != forgotten]
             parts = [
                 self.fact(name, keeps_all) for name in sorted(kept_names, key=lambda name: name != self.task.target)
             ]
             text = ", ".join([*parts, self.state] if self.state else parts) or "nothing"
             if len(self.language.encode(text)) < self.memory.longest:
                 break
-        self.known = kept_names
+        self.known_files = kept_names
         if forgotten:
             self.turns.insert(0, f"read {forgotten}")
         return text
@@ -125,13 +127,15 @@ class Lesson:
         return f"{name}: {module.doc} is {module.expr}" if wordy else f"{name} is {module.expr}"
 
 
-def lessons(config: Recipe, language: Language, how: Chaining, noise: NoiseConfig, memory: Memory) -> Iterator[Rollout]:
-    """Endless demonstrations for training, played under `how`."""
-    rng = Random(f"{config.seed}-scripted-chains-{how.join}")
-    return taught(task_stream(config, "demonstrations"), language, how, noise, memory, rng)
+def lessons(
+    config: Recipe, language: Language, chaining: Chaining, noise: NoiseConfig, memory: Memory
+) -> Iterator[Rollout]:
+    """Endless demonstrations for training, played under `chaining`."""
+    rng = Random(f"{config.seed}-scripted-chains-{chaining.join}")
+    return taught(task_stream(config, "demonstrations"), language, chaining, noise, memory, rng)
 
 
-def shown(config: Recipe, language: Language) -> Iterator[Rollout]:
+def make_sft_rollouts(config: Recipe, language: Language) -> Iterator[Rollout]:
     """The demonstrations of the SFT stage."""
     rollouts = lessons(config, language, context(language, config), config.sft.noise, config.context.memory)
     return itertools.islice(rollouts, config.sft.demonstrations)
@@ -145,7 +149,7 @@ def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[
         return batches(kept_rows(root), s.rows, [config.seed])
     pieces = [
         (segment.tokens, segment.sampled)
-        for rollout in shown(config, language_of(root))
+        for rollout in make_sft_rollouts(config, language_of(root))
         for segment in rollout.chain.segments
     ]
     return shown_rows(pieces, length, s.rows, [config.seed])
@@ -154,19 +158,19 @@ def sft_batches(root: Path, config: Recipe, length: int) -> tuple[int, Callable[
 def taught(
     tasks: Iterable[Task],
     language: Language,
-    how: Chaining,
+    chaining: Chaining,
     noise: NoiseConfig,
     memory: Memory,
     rng: Random,
     turns: Callable[[Task, Random, NoiseConfig], list[str]] = demonstration,
-    opened: Callable[[Task], TextSession] = Session,
+    open_session: Callable[[Task], TextSession] = Session,
 ) -> Iterator[Rollout]:
     """Finished rollouts of the scripted agent on tasks, without those that a limit truncated. `turns`: what it does on
-    a task; `opened` begins an episode of one."""
-    memory = replace(memory, longest=min(memory.longest, how.longest_summary - 1))
+    a task; `open_session` begins an episode of one."""
+    memory = replace(memory, longest=min(memory.longest, chaining.longest_summary - 1))
     for task in tasks:
         lesson = Lesson(language, task, turns(task, rng, noise), rng, memory)
-        rollout = script_rollout(MicroRepo(opened(task)), language, Limits(how), lesson.say)
+        rollout = script_rollout(MicroRepo(open_session(task)), language, Limits(chaining), lesson.say)
         if rollout.chain.finished:
             rollout.task = task
             yield rollout

@@ -59,7 +59,7 @@ def measure_policy(
 
     return {
         "success": make_grid(m["tests"] for m in metrics),
-        "tokens": make_grid(e.chain.written for e in episodes),
+        "tokens": make_grid(e.chain.num_sampled_tokens for e in episodes),
         "turns": make_grid(m["turns"] for m in metrics),
         "invalid_calls": make_grid(m["invalid_calls"] for m in metrics),
         "finished": make_grid(e.chain.finished for e in episodes),
@@ -70,28 +70,28 @@ def measure_policy(
     }
 
 
-def summarise(found: dict[str, Any], resamples: int) -> dict:
+def summarise(outcomes: dict[str, Any], resamples: int) -> dict:
     """Means with bootstrap intervals over tasks; pass@k for every k; success by depth."""
-    n = found["success"].shape[1]
-    solved_counts = found["success"].sum(1)
+    n = outcomes["success"].shape[1]
+    solved_counts = outcomes["success"].sum(1)
     curve = [float(pass_at_k(solved_counts, n, k).mean()) for k in range(1, n + 1)]
     out = {
-        name: bootstrap(found[name].mean(1), n=resamples)
+        name: bootstrap(outcomes[name].mean(1), n=resamples)
         for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")
     }
     out |= {
         f"best_of_{n}": bootstrap(solved_counts > 0, n=resamples),
-        "greedy": bootstrap(found["greedy"], n=resamples),
+        "greedy": bootstrap(outcomes["greedy"], n=resamples),
         "pass_at_k": curve,
     }
     by_depth = {
         str(d): {
-            "tasks": int((found["depth"] == d).sum()),
-            "success": bootstrap(found["success"][found["depth"] == d].mean(1), n=resamples),
-            f"best_of_{n}": bootstrap(solved_counts[found["depth"] == d] > 0, n=resamples),
-            "greedy": bootstrap(found["greedy"][found["depth"] == d], n=resamples),
+            "tasks": int((outcomes["depth"] == d).sum()),
+            "success": bootstrap(outcomes["success"][outcomes["depth"] == d].mean(1), n=resamples),
+            f"best_of_{n}": bootstrap(solved_counts[outcomes["depth"] == d] > 0, n=resamples),
+            "greedy": bootstrap(outcomes["greedy"][outcomes["depth"] == d], n=resamples),
         }
-        for d in sorted(set(found["depth"].tolist()))
+        for d in sorted(set(outcomes["depth"].tolist()))
     }
     return {**out, "by_depth": by_depth}
 

@@ -7,7 +7,7 @@
 
 Each context of a chain is a conversation (`sims/recipe/demonstrations.py`). The summary with which a later one begins,
 and the empty turn before a request for one, are the assistant's words without being learned there: their weight is 0.
-The agent's own template (`ref.network.release.chat`) turns a line back into the context, token by token.
+The agent's own template (`ref.network.release.make_chat_template`) turns a line back into the context, token by token.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from ref.rollout import Rollout
 from ref.self_summary import Segment
 from sims.microrepo import Session
 from sims.recipe.agent import Language
-from sims.recipe.demonstrations import shown
+from sims.recipe.demonstrations import make_sft_rollouts
 from sims.recipe.settings import Recipe
 
 __all__ = ["conversations_of", "export"]
@@ -119,7 +119,7 @@ def export(config: Recipe, language: Language, out: Path) -> tuple[int, int]:
     if out.exists():
         raise RunError(f"{out} exists already; name another file with --out")
     lines, demonstrations = [], 0
-    for demonstrations, rollout in enumerate(shown(config, language), 1):
+    for demonstrations, rollout in enumerate(make_sft_rollouts(config, language), 1):
         lines += [
             json.dumps(conversation, ensure_ascii=False) + "\n" for conversation in conversations_of(rollout, language)
         ]

@@ -18,11 +18,11 @@ from kit.disk import atomic_write
 from ref.self_summary import Chain
 from sims.recipe.agent import Language
 
-__all__ = ["FOLDER", "MOST", "Latest"]
+__all__ = ["FOLDER", "MAX_ROLLOUTS", "Latest"]
 
 FOLDER = "rollouts"
 """Folder of the files inside a run's folder."""
-MOST = 8
+MAX_ROLLOUTS = 8
 """Rollouts that are kept of a group."""
 LONGEST = 20_000
 """Characters of a rollout that are kept."""
@@ -68,7 +68,7 @@ class Latest:
                 "contexts": len(chain.segments),
                 "text": self.text(chain),
             }
-            for chain, reward, success in zip(chains[:MOST], rewards, solved, strict=False)
+            for chain, reward, success in zip(chains[:MAX_ROLLOUTS], rewards, solved, strict=False)
         ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(

@@ -119,7 +119,7 @@ def checkpoint(run: Run, name: str, trunk: Transformer, mtp: MTP | None, root: P
     root, path = root or run.root, run.path("checkpoints", name)
     extra = {f"mtp.{key}": x for key, x in mtp.state_dict().items()} if mtp is not None else None
     card = about(run, root, name, trunk.config, mtp is not None)
-    save_hf(trunk, path, extra=extra, beside=release.beside(root / "data", trunk.config, card))
+    save_hf(trunk, path, extra=extra, sidecar_files=release.make_sidecar_files(root / "data", trunk.config, card))
     return [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "README.md"]
 
 

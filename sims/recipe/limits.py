@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["within"]
+__all__ = ["check_ranges"]
 
 
-def within(config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] = (), mixes: Sequence[str] = ()) -> None:
+def check_ranges(
+    config: Any, least: Mapping[str, float] = {}, shares: Sequence[str] = (), mixes: Sequence[str] = ()
+) -> None:
     """Raises ValueError, starting with the name of the invalid field, unless every field of `least` is at least its
     number, `shares` are between 0 and 1, and `mixes` hold shares that are not all zero."""
     for name, minimum in least.items():

@@ -45,7 +45,7 @@ def about(run: Run, root: Path, name: str, config: Config, drafts: bool) -> str:
     last = (read_lines(run.root / "metrics" / f"{stage}.jsonl") or [{}])[-1]
     labels = ROLLOUT_METRICS if "reward" in last else TEXT_METRICS
     facts |= {label: f"{last[key]:.4g}" for key, label in labels.items() if isinstance(last.get(key), (int, float))}
-    return release.card(f"etude {name}", description, config, facts, OPENING if agent else None, drafts)
+    return release.make_model_card(f"etude {name}", description, config, facts, OPENING if agent else None, drafts)
 
 
 def data(root: Path) -> str:

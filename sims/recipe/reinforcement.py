@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from kit.process import on_cores, one_thread
+from kit.process import map_on_cores, one_thread
 from kit.runs import Stage
 from kit.settings import RunError
 from ref.engine.continuous import ContinuousSampler
@@ -33,7 +33,7 @@ from sims.rounding import fp8_rows
 
 __all__ = ["CORES", "Moment", "Observer", "gate", "learn", "metrics_of", "of_rollouts"]
 
-CORES = partial(on_cores, each=2)
+CORES = partial(map_on_cores, processes_per_core=2)
 """Next to two busy programs, four processes get two thirds of two cores; two get half."""
 
 
@@ -82,23 +82,23 @@ def learn(
     language: Language,
     observers: Sequence[Observer] = (),
     tasks: MicroTasks | None = None,
-    how: Chaining | None = None,
+    chaining: Chaining | None = None,
 ) -> tuple[Learner, dict[str, int]]:
     """RL by `rl.variant`: every step samples G·N rollouts of fresh tasks with the newest weights and takes one Adam
-    step on them. A rollout is a chain of contexts under `how`, by default the recipe's.
+    step on them. A rollout is a chain of contexts under `chaining`, by default the recipe's.
 
     model and mtp start from the end of SFT; `reference` prices drift. `tasks`: by default those of the recipe's world.
     `observers` look at the policy before the first step and after each. A `Watching` among them is the monitor; in the
     recipe's own world there is one by default (`rl.monitor`). Resumes from the stage's state. Returns the learner and
     what was consumed. Raises RunError if the policy's success is too low at the start (`rl.gate`), and for prices of
     behaviour in a world without transcripts."""
-    r, t, how = config.rl, config.training, how or context(language, config)
+    r, t, chaining = config.rl, config.training, chaining or context(language, config)
     uses_default_tasks = tasks is None
     tasks = tasks or MicroTasks(config, language)
     learner = Learner(config, model, mtp, 0.0, 0.0)
     learner.optimizers = [torch.optim.Adam(learner.trunk.masters.parameters(), lr=r.lr, betas=(0.9, 0.95), fused=True)]
     learner.rates = [[g["lr"] for g in o.param_groups] for o in learner.all_optimizers]
-    if r.behaviour.most and tasks.record is None:
+    if r.behaviour.max_penalty and tasks.record is None:
         raise RunError(
             "behaviour has no record in this experiment's world; start from a run without prices of "
             "behaviour (rl.behaviour)"
@@ -118,7 +118,7 @@ def learn(
         if watch:
             watch.restore(state["watch"])
     else:
-        if r.gate and (success := gate(config, sampler, language, how)) < r.gate:
+        if r.gate and (success := gate(config, sampler, language, chaining)) < r.gate:
             raise RunError(
                 f"sampled success after SFT is {success:.3f}, below rl.gate={r.gate}: penalties would only teach the "
                 "policy to stop; train longer (--set training.tokens=…) or lower --set rl.gate=…"
@@ -147,13 +147,13 @@ def learn(
             sampler,
             tasks,
             language,
-            r.limits(how),
+            r.limits(chaining),
             curriculum=curriculum,
             reference=reference.to(learner.dtype),
             seed=config.seed,
             first=first,
             observe=observe,
-            each=CORES,
+            map_fn=CORES,
         )
     prompts = r.steps * r.prompts
     return learner, {"steps": r.steps, "prompts": prompts, "rollouts": prompts * r.rollouts, "tokens": seen_tokens}
@@ -167,11 +167,11 @@ def run_observers(observers: Sequence[Observer], moment: Moment) -> dict:
     return metrics
 
 
-def gate(config: Recipe, sampler: Sampler, language: Language, how: Chaining) -> float:
+def gate(config: Recipe, sampler: Sampler, language: Language, chaining: Chaining) -> float:
     """Sampled success on 64 training tasks that RL does not use."""
     tasks = list(itertools.islice(task_stream(config, "gate"), 64))
     generator = torch.Generator().manual_seed(hash_seed(config.seed, "gate"))
-    episodes = play(sampler, language, tasks, 4, config.rl.limits(how), config.rl.max_turns, generator)
+    episodes = play(sampler, language, tasks, 4, config.rl.limits(chaining), config.rl.max_turns, generator)
     return float(np.mean([e.metrics["tests"] for e in episodes]))
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from ref.mtp import MTPConfig
 from ref.network import Config, RopeScaling
-from ref.rl import Feedback, Payment, Settings
+from ref.rl import Feedback, RewardCoefficients, Settings
 from sims.microrepo import NoiseConfig, WorldConfig
-from sims.recipe.limits import within
+from sims.recipe.limits import check_ranges
 
 __all__ = [
     "Context",
@@ -17,7 +17,7 @@ __all__ = [
     "Hints",
     "Memory",
     "Mtp",
-    "Payment",
+    "RewardCoefficients",
     "Recipe",
     "Rl",
     "RuleName",
@@ -53,7 +53,7 @@ class Data:
     """Target size of the held-out codebase, as a share of the corpus."""
 
     def __post_init__(self):
-        within(self, least={"vocab_size": 260}, shares=("world_share", "heldout_share"))
+        check_ranges(self, least={"vocab_size": 260}, shares=("world_share", "heldout_share"))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Training:
     def __post_init__(self):
         least_one = ("tokens", "long_tokens", "batch_tokens", "threads", "perplexity_every")
         least_two = ("length", "long_length", "perplexity_tokens")
-        within(
+        check_ranges(
             self,
             least={name: 1 for name in least_one}
             | {name: 2 for name in least_two}
@@ -166,7 +166,7 @@ class Sft:
     """How imperfect the scripted agent is."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1), mixes=("depth_mix",))
+        check_ranges(self, least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1), mixes=("depth_mix",))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Mtp:
     """RL steps between two updates of the MTP layers."""
 
     def __post_init__(self):
-        within(self, least={"tokens": 1, "rl_every": 1})
+        check_ranges(self, least={"tokens": 1, "rl_every": 1})
 
 
 RuleName = Literal["tool", "argument", "unread", "summary", "unfinished", "untested", "needless"]
@@ -219,7 +219,7 @@ class Rl(Settings):
     """Dr. GRPO in the small world. At lr = 1.5e-4 some policies unlearned testing; 1e-3 destroys the policy."""
 
     # What `Settings` says of these holds; only the defaults are others.
-    payment: Payment = field(default_factory=Payment)
+    payment: RewardCoefficients = field(default_factory=RewardCoefficients)
     replay: Literal["none", "plain", "filtered"] = "filtered"
     feedback: Hints = field(default_factory=Hints)
     max_turns: int = 10
@@ -240,7 +240,7 @@ class Rl(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        within(self, least={"max_turns": 1, "upsampling": 0}, shares=("later", "gate"))
+        check_ranges(self, least={"max_turns": 1, "upsampling": 0}, shares=("later", "gate"))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Evaluation:
     """Bootstrap resamples, over tasks."""
 
     def __post_init__(self):
-        within(self, least=dict.fromkeys(("tasks", "samples", "decode_tasks", "decode_rounds", "resamples"), 1))
+        check_ranges(self, least=dict.fromkeys(("tasks", "samples", "decode_tasks", "decode_rounds", "resamples"), 1))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ref.environment import Environment
 from ref.rollout import Rollout, hash_seed
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
-from sims.hints import given
+from sims.hints import hint_rollouts
 from sims.microrepo import MicroRepo, Session, Task
 from sims.microrepo.disk import DiskSession
 from sims.microrepo.environment import TextSession
@@ -22,9 +22,9 @@ from sims.recipe.data import task_stream
 from sims.recipe.settings import Recipe
 from sims.transcripts import TOOLS, transcript_of
 
-__all__ = ["Depths", "Hinting", "MicroTasks", "Opened"]
+__all__ = ["Depths", "Hinting", "MicroTasks", "OpenSession"]
 
-Opened = Callable[[Task, int], TextSession]
+OpenSession = Callable[[Task, int], TextSession]
 """Begins an episode of a task with so many turns at most."""
 Hinting = Callable[[Sequence[Rollout], int], list[list[list[Hint]]]]
 """The hints of finished rollouts, for every context of every chain; the number is a seed."""
@@ -33,9 +33,9 @@ N_KINDS = 3
 
 
 class MicroTasks:
-    """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`opened`), what the
-    transcript of a rollout is (`record`), and which hints rollouts get (`hinting`); by default it is the world of
-    `rl.world`, with the hints of `sims/hints.py`."""
+    """Tasks of a recipe's world. An experiment with a world of its own says how an episode begins (`open_session`),
+    what the transcript of a rollout is (`record`), and which hints rollouts get (`hinting`); by default it is the world
+    of `rl.world`, with the hints of `sims/hints.py`."""
 
     # answers take microseconds; on disk they take longer, and processes sample batches side by side in the same order
     # every run
@@ -46,14 +46,14 @@ class MicroTasks:
         self,
         config: Recipe,
         language: Language,
-        opened: Opened | None = None,
+        open_session: OpenSession | None = None,
         record: Callable[[Rollout], Transcript] | None = None,
         hinting: Hinting | None = None,
     ):
         self.config, self.language = config, language
-        self.opened: Opened = opened or (DiskSession if config.rl.world == "disk" else Session)
-        self.record = record or (None if opened else transcript_of)
-        self.hinting = hinting or partial(given, language=language, how=config.rl.feedback)
+        self.open_session: OpenSession = open_session or (DiskSession if config.rl.world == "disk" else Session)
+        self.record = record or (None if open_session else transcript_of)
+        self.hinting = hinting or partial(hint_rollouts, language=language, settings=config.rl.feedback)
         self.streams: dict[str, tuple[Iterator[Task], list[Task]]] = {}
 
     def task(self, stream: str, number: int) -> Task:
@@ -64,7 +64,7 @@ class MicroTasks:
         return generated_tasks[number]
 
     def environment(self, task: Task, number: int) -> Environment:
-        return MicroRepo(self.opened(task, self.config.rl.max_turns))
+        return MicroRepo(self.open_session(task, self.config.rl.max_turns))
 
     def transcript(self, rollout: Rollout) -> Transcript | None:
         return None if self.record is None else self.record(rollout)
@@ -75,7 +75,7 @@ class MicroTasks:
 
 class Depths:
     """A curriculum: in the later steps (`rl.later`) harder tasks are upsampled (report §4.1). The kinds of tasks are
-    the world's depths, and the rollouts so far tell which are hard (`kept`)."""
+    the world's depths, and the rollouts so far tell which are hard (`compute_keep_probabilities`)."""
 
     def __init__(self, config: Recipe):
         self.config, self.consumed, self.kind_totals = config, 0, np.zeros((N_KINDS, 3))
@@ -86,7 +86,9 @@ class Depths:
         if self.tasks is None:
             self.tasks = itertools.islice(task_stream(self.config, "rl"), self.consumed, None)
         keep_probabilities = (
-            kept(self.kind_totals, r.upsampling) if step >= r.steps * (1 - r.later) else np.ones(N_KINDS)
+            compute_keep_probabilities(self.kind_totals, r.upsampling)
+            if step >= r.steps * (1 - r.later)
+            else np.ones(N_KINDS)
         )
         selected_tasks, dropped_count = sample_tasks(
             self.tasks, count, keep_probabilities, random.Random(hash_seed(self.config.seed, "harder", step))
@@ -97,7 +99,7 @@ class Depths:
     def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
             if not rollout.failure:
-                self.kind_totals[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.written
+                self.kind_totals[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.num_sampled_tokens
 
     def state(self) -> dict:
         """What a stage saves."""
@@ -107,18 +109,18 @@ class Depths:
         self.consumed, self.kind_totals = state["consumed"], state["played"]
 
 
-def kept(played: np.ndarray, power: float) -> np.ndarray:
+def compute_keep_probabilities(kind_totals: np.ndarray, power: float) -> np.ndarray:
     """The probability of keeping a task of each kind, 1 for the hardest. The difficulty of a kind follows from its
     rollouts (§4.1: "number of turns, thinking tokens"): their turns and tokens relative to those of all kinds, averaged
     over the two.
 
     played: [kinds, (rollouts, turns, tokens)], sums. A kind that was never played is kept."""
-    has_rollouts = played[:, 0] > 0
+    has_rollouts = kind_totals[:, 0] > 0
     if not has_rollouts.any():
-        return np.ones(len(played))
-    kind_means = played[has_rollouts, 1:] / played[has_rollouts, :1]
+        return np.ones(len(kind_totals))
+    kind_means = kind_totals[has_rollouts, 1:] / kind_totals[has_rollouts, :1]
     difficulty = (kind_means / kind_means.mean(0).clip(min=1e-9)).mean(1)
-    keep_probabilities = np.ones(len(played))
+    keep_probabilities = np.ones(len(kind_totals))
     keep_probabilities[has_rollouts] = (difficulty / difficulty.max().clip(min=1e-9)) ** power
     return keep_probabilities
 

@@ -26,21 +26,21 @@ from typing import Any
 import numpy as np
 
 from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
-from ref.rl import Watch
+from ref.rl import MonitorSettings
 from ref.rollout import Rollout
 from ref.transcript import Transcript
 from sims.recipe.watched import NAMES, SIDES
 from sims.transcripts import TOOLS, transcript_of
 
-__all__ = ["Group", "Seen", "Watching", "said", "seen", "sided"]
+__all__ = ["Group", "ReadStatistics", "Watching", "describe_alarm", "compute_group_statistics", "sided"]
 
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""
-Seen = Callable[[Sequence[Rollout], int], Sequence[Group]]
+ReadStatistics = Callable[[Sequence[Rollout], int], Sequence[Group]]
 """(finished rollouts, those of a group adjacent; the number of groups) → their statistics."""
 
 
-def seen(
+def compute_group_statistics(
     rollouts: Sequence[Rollout],
     groups: int,
     longest: int,
@@ -64,12 +64,14 @@ def sided(name: str, band: Band) -> Band:
 
 
 class Watching:
-    """The monitor of one run, with its state. `seen` reads the rollouts of a step. `bands`: what is usual, if it is
-    known; otherwise the first steps tell, and a statistic without any value in them is not watched. It is an observer
-    (`sims/recipe/reinforcement.py`)."""
+    """The monitor of one run, with its state. `read_statistics` reads the rollouts of a step. `bands`: what is usual,
+    if it is known; otherwise the first steps tell, and a statistic without any value in them is not watched. It is an
+    observer (`sims/recipe/reinforcement.py`)."""
 
-    def __init__(self, config: Watch, seen: Seen, bands: Mapping[str, Band] | None = None):
-        self.config, self.seen = config, seen
+    def __init__(
+        self, config: MonitorSettings, read_statistics: ReadStatistics, bands: Mapping[str, Band] | None = None
+    ):
+        self.config, self.read_statistics = config, read_statistics
         self.lines: list[str] = []
         """What is to be said of the last step."""
         self.steps, self.history = 0, []
@@ -82,13 +84,13 @@ class Watching:
         self.lines = []
         if moment.done is None:
             return {}
-        log_values, self.lines = self.step(self.seen(moment.rollouts, len(moment.done.tasks)))
+        log_values, self.lines = self.step(self.read_statistics(moment.rollouts, len(moment.done.tasks)))
         return log_values
 
     @classmethod
-    def recipe(cls, config: Watch, longest: int) -> "Watching":
+    def recipe(cls, config: MonitorSettings, longest: int) -> "Watching":
         """That of the recipe."""
-        return cls(config, partial(seen, longest=longest))
+        return cls(config, partial(compute_group_statistics, longest=longest))
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -114,7 +116,7 @@ class Watching:
         new_alarms = self.monitor.observe(groups)
         return (
             log_values | log_monitor(self.monitor),
-            [said(alarm, self.steps, means.get(alarm.statistic), self.monitor.bands) for alarm in new_alarms],
+            [describe_alarm(alarm, self.steps, means.get(alarm.statistic), self.monitor.bands) for alarm in new_alarms],
         )
 
     def learn(self, values: Mapping[str, list[float]]) -> None:
@@ -173,7 +175,7 @@ def log_monitor(monitor: Monitor) -> dict[str, float]:
     return metrics
 
 
-def said(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band]) -> str:
+def describe_alarm(alarm: Alarm, step: int, mean: float | None, bands: Mapping[str, Band]) -> str:
     """An alarm in a line."""
     band, direction = bands[alarm.statistic], "more" if alarm.direction == "up" else "less"
     usual_range = {"up": f"at most {band.high:.2f}", "down": f"at least {band.low:.2f}"}.get(

@@ -17,7 +17,8 @@ from sims import drafting
 
 PIXEL = base64.b64encode(
     bytes.fromhex(
-        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
+        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+        "0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
     )
 ).decode()
 
@@ -90,15 +91,15 @@ def test_a_chain_is_credited_undivided(page, table):
 def test_a_chain_counts_as_ref_counts_it(page, whole, plays):
     at = page("summary")
     chain = examples.load("chain")["chains"][0]
-    everything = summary.chain_of([summary.counted(pieces) for pieces in chain["contexts"]], chain["saved"])
+    everything = summary.chain_of([summary.count_tokens(pieces) for pieces in chain["contexts"]], chain["saved"])
     assert isinstance(everything, self_summary.Chain)
     assert [int(metric(at, label)) for label in ("Prefill", "Written", "Saved")] == [
         everything.prefill,
-        everything.written,
+        everything.num_sampled_tokens,
         chain["saved"],
     ]
     counts = chain["group"][chain["place"]]["contexts"]
-    assert (everything.prefill, everything.written, everything.summary_tokens) == tuple(
+    assert (everything.prefill, everything.num_sampled_tokens, everything.summary_tokens) == tuple(
         map(sum, zip(*counts, strict=True))
     )
     at.slider(key="piece-1").set_value(1)
@@ -163,7 +164,7 @@ def test_mismatch_of_own_experts_is_that_of_alpha_one():
 
 
 def test_the_committed_measurement_is_predicted_as_it_was():
-    for drafts, row in mtp.measured().items():
+    for drafts, row in mtp.load_measurements().items():
         assert drafting.predicted(row["alpha"], drafts, row["draft_cost"]) == pytest.approx(row["predicted"])
         shown = mtp.speeds(row["alpha"], row["draft_cost"], row["verify_cost"], row["opening_cost"])[drafts - 1]
         assert shown["predicted"] == pytest.approx(row["predicted"]) and shown["measured"] == row["speedup"]
@@ -224,12 +225,12 @@ def test_a_lessons_equations_stand_apart():
 def test_what_was_measured_elsewhere_stands_between_the_sliders_ends(page, tmp_path, monkeypatch):
     """Another machine may verify drafts at the cost of one row, or open a turn at that of ten; and measure more
     drafts."""
-    found = json.loads(mtp.MEASURED.read_text(encoding="utf-8"))
+    found = json.loads(mtp.RECORD_PATH.read_text(encoding="utf-8"))
     for row in found["rows"]:
         if row["part"] == "decode" and row["way"] == "3":
             row |= {"way": "9", "verify_cost": 0.97, "opening_cost": 10, "draft_cost": 1.5}
     (tmp_path / "mtp.json").write_text(json.dumps(seal_record(found)))
-    monkeypatch.setattr(mtp, "MEASURED", tmp_path / "mtp.json")
+    monkeypatch.setattr(mtp, "RECORD_PATH", tmp_path / "mtp.json")
     at = page("mtp")
     assert [at.slider(key=key).value for key in ("drafts", "cost", "verify", "opening")] == [
         8,

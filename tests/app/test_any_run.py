@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from etude import figures
-from etude.explorer import beside, curves, examples, provenance, recipe, run_files, run_state
+from etude.explorer import curves, examples, provenance, recipe, run_comparison, run_files, run_state
 from etude.explorer.panels import PANELS
 from etude.explorer.provenance import EXAMPLE, RECORDS
 from etude.report.record import STAGES
@@ -148,7 +148,7 @@ def test_a_run_of_figure_2_at_full_scale_and_its_trainings(page, runs):  # noqa:
     inner = loaded("ladder/runs/800-0")
     assert (
         inner.missing == ["measure"]
-        and run_state.again(inner) == "etude run cpt-rl --scale full --out runs/ladder --resume"
+        and run_state.make_resume_command(inner) == "etude run cpt-rl --scale full --out runs/ladder --resume"
     )
     at = page("recipe", run="ladder/runs/800-0")
     assert "interrupted" in words(at) or "running" in words(at)
@@ -229,7 +229,7 @@ def test_an_experiment_shows_verdicts_and_arms(page, runs, table):  # noqa: F811
 
 
 def test_every_committed_record_opens(page, runs):  # noqa: F811
-    found, broken = run_files.whole(provenance.folders("experiments"))
+    found, broken = run_files.load_runs(provenance.folders("experiments"))
     assert (
         not broken
         and len(found) == len(list(RECORDS.glob("*.json")))
@@ -267,9 +267,9 @@ SETTINGS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 2))
 def test_settings_that_differ_are_listed_and_no_others(one, other):
     base = run_files.load(EXAMPLE, examples.FOLDER / "recipe")
     pair = [replace(base, name=name, settings=settings) for name, settings in (("one", one), ("other", other))]
-    rows = beside.differences(pair)
+    rows = run_comparison.differences(pair)
     assert {row["setting"] for row in rows} == {key for key in "abcdef" if one.get(key) != other.get(key)}
-    assert all(row["one"] != row["other"] for row in rows) and not beside.differences(
+    assert all(row["one"] != row["other"] for row in rows) and not run_comparison.differences(
         [pair[0], replace(pair[0], name="again")]
     )
 
@@ -278,14 +278,14 @@ def test_runs_say_whether_they_may_be_compared(page, runs, table):  # noqa: F811
     base = run_files.load(EXAMPLE, examples.FOLDER / "recipe")
 
     def said(**settings):
-        return beside.comparable([base, replace(base, name="other", settings=base.settings | settings)])
+        return run_comparison.comparable([base, replace(base, name="other", settings=base.settings | settings)])
 
     number = base.settings["evaluation.tasks"]
     assert said() == f"All runs were evaluated on the same {number} held-out tasks."
     assert said(**{"evaluation.tasks": 5}).startswith("The first 5 held-out tasks are the same")
     assert said(seed=99).startswith("The tasks are different samples of the same world, because the seeds differ.")
     assert said(**{"world.digits": 0.1}) == "**Not comparable**: the tasks are of different worlds (world.digits)."
-    assert beside.comparable([base]) == "" == beside.comparable([base, replace(base, successes=[])])
+    assert run_comparison.comparable([base]) == "" == run_comparison.comparable([base, replace(base, successes=[])])
     played(runs / "small")
     trained(runs / "ranks")
     at = page("recipe", run=["small", "ranks"])
@@ -356,10 +356,10 @@ def test_a_finished_run_is_not_live_though_its_process_lives(page, runs):  # noq
 
 def test_looking_takes_no_lock_away_and_leaves_none(runs):  # noqa: F811
     folder = trained(runs / "ranks", ended=False)
-    assert run_state.held(folder) is None
+    assert run_state.is_locked(folder) is None
     with locked(folder):
-        assert run_state.held(folder) is run_state.held(folder) is True
-    assert run_state.held(folder) is False
+        assert run_state.is_locked(folder) is run_state.is_locked(folder) is True
+    assert run_state.is_locked(folder) is False
     with open(folder / "lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -401,7 +401,7 @@ def test_the_time_left_is_that_of_a_run_alike_or_the_pace(runs):  # noqa: F811
 )
 def test_an_interrupted_run_says_how_it_goes_on(runs, technique, folder, says):  # noqa: F811
     base = run_files.load(EXAMPLE, examples.FOLDER / "recipe")
-    assert run_state.again(replace(base, technique=technique, place=provenance.RUNS / folder)) == says
+    assert run_state.make_resume_command(replace(base, technique=technique, place=provenance.RUNS / folder)) == says
 
 
 def test_a_copy_without_a_lock_is_judged_by_when_it_wrote(runs):  # noqa: F811
@@ -419,7 +419,7 @@ def test_panels_of_several_runs_name_them(page, runs):  # noqa: F811
     at = page("recipe", run=["small", "ranks"])
     captions = [one.value for one in at.caption if one.value.startswith(PANELS["RL: reward"][0].words)]
     assert len(captions) == 1 and "ranks (seed 3, c0ffee0)" in captions[0] and "small (seed 0, " in captions[0]
-    shown = curves.drawn(PANELS["RL: reward"][0], 1, (loaded("ranks"), loaded("small")))
+    shown = curves.draw_panel(PANELS["RL: reward"][0], 1, (loaded("ranks"), loaded("small")))
     assert {name.partition(" (")[0] for name in shown.looks} == {"ranks", "small"} and len(
         {look.colour for look in shown.looks.values()}
     ) == 2

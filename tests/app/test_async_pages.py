@@ -125,7 +125,7 @@ def test_slots_are_all_there_and_versions_go_on():
         assert all(sum(line[1:]) == 10 for line in lines) and [line[0] for line in lines] == sorted(
             line[0] for line in lines
         )
-        versions = [version for _, version in one.held[who]]
+        versions = [version for _, version in one.version_changes[who]]
         assert versions == sorted(set(versions)) and versions[0] == 0
     assert [version for *_, version in one.steps] == list(range(1, async_rl.STEPS + 1))
     found = timeline.rows([one])
@@ -271,7 +271,7 @@ def run(tmp_path):
 
 def test_a_real_run_is_read_as_it_was(run):
     """The interruption costs no time: 10 seconds in all, 4 of them steps."""
-    one = async_rl.played(run)
+    one = async_rl.load_timeline(run)
     assert one.seconds == pytest.approx(10.0) and [(round(a, 3), round(b, 3), v) for a, b, v in one.steps] == [
         (4, 6, 1),
         (8, 10, 2),
@@ -280,7 +280,7 @@ def test_a_real_run_is_read_as_it_was(run):
     assert one.ages == {0: 8, 1: 0} or one.ages == {0: 8}
     assert one.sampler_idle == pytest.approx(2 / 3) and one.dropped == 1
     assert [(round(at, 3), *rest) for at, *rest in one.slots["worker-0"]] == [(1, 2, 1, 1), (5, 0, 0, 4), (8, 0, 4, 0)]
-    assert [(round(at, 3), version) for at, version in one.held["worker-0"]] == [(0.5, 0), (7.5, 1)]
+    assert [(round(at, 3), version) for at, version in one.version_changes["worker-0"]] == [(0.5, 0), (7.5, 1)]
 
 
 def test_the_page_shows_a_real_run_and_names_it(page, run, table):
@@ -327,18 +327,18 @@ def test_a_broken_run_is_one_line_and_the_simulation_shows(page, run, table, spo
     assert says in line and "mine" in line and "\n" not in line
     assert len(table(at, "steps per minute")) == 4
     with pytest.raises(RunError):
-        async_rl.played(run)
+        async_rl.load_timeline(run)
 
 
 def test_what_is_written_since_is_seen(run):
-    assert len(async_rl.played(run).steps) == 2
+    assert len(async_rl.load_timeline(run).steps) == 2
     with open(run / "services" / "events" / "trainer.jsonl", "a") as file:
         for line in (
             {"at": BEGIN + 111, "what": "train", "version": 2},
             {"at": BEGIN + 112, "what": "saved", "version": 3},
         ):
             file.write(json.dumps({"epoch": 0, **line}) + "\n")
-    assert [version for *_, version in async_rl.played(run).steps] == [1, 2, 3]
+    assert [version for *_, version in async_rl.load_timeline(run).steps] == [1, 2, 3]
 
 
 def test_other_runs_are_none_of_its_business(run):
@@ -355,7 +355,7 @@ def test_other_runs_are_none_of_its_business(run):
 
 def test_shares_and_bits_are_those_of_ref(page, table):
     shown = table(page("weight-sync", std="0.05", updates=weight_chain.EVEN), "gap + step").set_index("learning rate")
-    masters, unit = weight_chain.drawn(0.05, weight_chain.EVEN)
+    masters, unit = weight_chain.sample_weights(0.05, weight_chain.EVEN)
     assert set(unit.abs().tolist()) == {1.0}
     for lr in weight_sync.LRS:
         old, new = masters.bfloat16(), (masters + lr * unit).bfloat16()
@@ -404,7 +404,7 @@ class Recorded(dict):
 def test_a_reader_fetches_what_the_page_draws(lr, have, want):
     """A reader of `ref.weight_sync` on a store with the same chain reads these shards, and no others."""
     std, updates, anchor, merge = 0.02, weight_chain.NORMAL, 25, 8
-    masters, _ = weight_chain.drawn(std, updates)
+    masters, _ = weight_chain.sample_weights(std, updates)
     masters, store, generator = (
         masters[: weight_chain.SMALL].view(weight_chain.ROWS, -1).clone(),
         Recorded(),

@@ -32,7 +32,7 @@ def test_ways_are_those_of_the_demonstration(page, table):
 @pytest.mark.parametrize("way", feature_deletion.WAYS)
 def test_a_piece_is_shown_as_it_is_cut(page, whole, table, way):
     at = page("feature-deletion", way=way)
-    found = feature_deletion.tried(way, 3, 0.5)
+    found = feature_deletion.try_pieces(way, 3, 0.5)
     for number in sorted({1, len(found) // 2 + 1, len(found)}):
         one = found[number - 1]
         whole(at.slider(key="piece").set_value(number).run())
@@ -54,8 +54,8 @@ def test_a_piece_is_shown_as_it_is_cut(page, whole, table, way):
 
 
 def test_the_table_marks_what_goes_and_who_was_there():
-    for one in feature_deletion.tried("slice", 3, 0.5):
-        cells, gone = feature_deletion.cells(one.piece), feature_deletion.gone(one.piece)
+    for one in feature_deletion.try_pieces("slice", 3, 0.5):
+        cells, gone = feature_deletion.cells(one.piece), feature_deletion.find_removed_lines(one.piece)
         for number, row in enumerate(cells, 1):
             assert {*row.tolist()} <= ({2, 3} if number in gone else {0, 1})
         there = {test for test, column in zip(feature_deletion.TESTS, cells.T, strict=True) if (column == 2).any()}
@@ -65,7 +65,7 @@ def test_the_table_marks_what_goes_and_who_was_there():
 
 def test_each_field_of_the_chart_is_a_cell_of_the_table():
     """The program stands beside it, line by line, and a cross before the tests that fail."""
-    one = feature_deletion.tried("slice", 3, 0.5)[1]
+    one = feature_deletion.try_pieces("slice", 3, 0.5)[1]
     cells, (fields, source) = feature_deletion.cells(one.piece), (drawn := feature_deletion.picture(one)).layers
     assert len(fields.rows) == (cells > 0).sum()
     for row in fields.rows:
@@ -80,8 +80,8 @@ def test_each_field_of_the_chart_is_a_cell_of_the_table():
 
 def test_there_is_a_number_for_every_piece():
     assert (
-        len(feature_deletion.tried("slice", 1, 1.0))
-        <= len(feature_deletion.tried("slice", 2, 1.0))
+        len(feature_deletion.try_pieces("slice", 1, 1.0))
+        <= len(feature_deletion.try_pieces("slice", 2, 1.0))
         == feature_deletion.PIECES
     )
 

@@ -34,7 +34,7 @@ DRAWN = {
         ranges(ROWS, "x", "low", "high"),
     ),
     "histogram": drawing("x", "y", bars(ROWS, "x", "y", "way", to="to"), rule("mean", x=1, low=True)),
-    "side by side": drawing(Axis("x", names=True), Axis("y", most=4), bars(NAMED, "x", "y", "way"), rule(x="two")),
+    "side by side": drawing(Axis("x", names=True), Axis("y", upper=4), bars(NAMED, "x", "y", "way"), rule(x="two")),
     "dodged": drawing(Axis("x", names=True), "y", points(NAMED, "x", "y", "way", dodge=True), rule(y=0)),
     "stacked": drawing(Axis("x", names=True), "y", bars(NAMED, "x", "y", "way", stacked=True)),
     "bars and line": drawing(
@@ -43,7 +43,7 @@ DRAWN = {
     "cells": drawing(Axis("x", names=True), Axis("way", names=True), cells(NAMED, "x", "way", "y")),
     "boxes and words": drawing(
         "x",
-        Axis("", least=-2, most=8, ticks={0.5: "first", 7.25: "last $"}),
+        Axis("", lower=-2, upper=8, ticks={0.5: "first", 7.25: "last $"}),
         boxes(ROWS, "x", "to", "low", "high", "way", tell=("y",)),
         words(ROWS, "x", "y", "way", tell=("to",), angle=300),
     ),

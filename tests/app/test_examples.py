@@ -22,9 +22,9 @@ ARRAYS = ("routing", "token-distributions")
 def copied(tmp_path, monkeypatch):
     """A copy of all that the pages read, to be damaged or written again."""
     shutil.copytree(examples.FOLDER, tmp_path / "examples")
-    shutil.copy(mtp.MEASURED, tmp_path / "examples")
+    shutil.copy(mtp.RECORD_PATH, tmp_path / "examples")
     monkeypatch.setattr(examples, "FOLDER", tmp_path / "examples")
-    monkeypatch.setattr(mtp, "MEASURED", tmp_path / "examples" / mtp.MEASURED.name)
+    monkeypatch.setattr(mtp, "RECORD_PATH", tmp_path / "examples" / mtp.RECORD_PATH.name)
     return tmp_path / "examples"
 
 
@@ -63,7 +63,7 @@ def test_chains_have_two_contexts_and_both_outcomes():
     found = examples.load("chain")
     assert {chain["success"] for chain in found["chains"]} == {True, False}
     for chain in found["chains"]:
-        counts = [summary.counted(pieces) for pieces in chain["contexts"]]
+        counts = [summary.count_tokens(pieces) for pieces in chain["contexts"]]
         assert len(counts) > 1 and counts == chain["group"][chain["place"]]["contexts"], (
             "its pieces are those of its place in the group"
         )
@@ -182,7 +182,7 @@ def test_arrays_of_other_rollouts_are_none(page, copied):
 
 def reckoned():
     """What pages make of the files, and keep."""
-    return summary.group_rows(0), replay.quantiles(), replay.taken(0, 3)[1], kl.token_heads()[0]
+    return summary.group_rows(0), replay.quantiles(), replay.replay_experts(0, 3)[1], kl.token_heads()[0]
 
 
 def test_what_is_written_again_is_seen(page, copied):
@@ -193,7 +193,7 @@ def test_what_is_written_again_is_seen(page, copied):
     chain, drafts = examples.load("chain"), examples.load("drafting")
     chain["chains"][0]["group"][0]["reward"] += 1
     drafts["drafts"]["3"]["accepted"][0] = 1
-    measured = json.loads(mtp.MEASURED.read_text(encoding="utf-8"))
+    measured = json.loads(mtp.RECORD_PATH.read_text(encoding="utf-8"))
     for row in measured["rows"]:
         row |= {"speedup": 7.0, "speedup_low": 6.5, "speedup_high": 7.5}
     for name, found in (("chain", chain), ("drafting", drafts), ("mtp", seal_record(measured))):

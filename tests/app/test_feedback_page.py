@@ -15,12 +15,12 @@ from etude import example_agent, play
 from etude.explorer import examples, hint_tokens, hinting, provenance, vega
 from etude.explorer.hinting import (
     ANSWER,
-    ITS,
+    FAULT_HINT,
+    HINT_SOURCES,
     KINDS,
     MESSAGE,
-    OTHER,
+    OTHER_HINT,
     OWN,
-    TOLD,
     case_of,
     encoded,
     given_away,
@@ -119,7 +119,7 @@ def test_the_committed_example_is_small_and_has_every_rule():
 
 def test_the_student_is_the_policy_that_wrote_the_message(cases):
     for case in cases:
-        logp = math.fsum(math.log(word.written.student) for word in read(case, case.says).words)
+        logp = math.fsum(math.log(word.outcome.student) for word in read(case, case.says).words)
         assert logp == pytest.approx(case.logp, abs=1e-3)
 
 
@@ -147,7 +147,7 @@ def by_hand(network, case, words, shift=True):
     return asked[[*places]].softmax(-1), told[moved].softmax(-1)
 
 
-@pytest.mark.parametrize("told", TOLD[:4])
+@pytest.mark.parametrize("told", HINT_SOURCES[:4])
 def test_both_sides_are_what_the_network_says(cases, network, told):
     for case in cases[::4]:
         words = words_of(case, told, "")
@@ -155,10 +155,10 @@ def test_both_sides_are_what_the_network_says(cases, network, told):
             s, t = by_hand(network, case, words, shift)
             found, m = read(case, words, shift), (s + t) / 2
             own = torch.tensor(case.tokens[case.begin : case.end])[:, None]
-            assert [word.written.student for word in found.words] == pytest.approx(
+            assert [word.outcome.student for word in found.words] == pytest.approx(
                 s.gather(-1, own)[:, 0].tolist(), abs=1e-4
             )
-            assert [word.written.teacher for word in found.words] == pytest.approx(
+            assert [word.outcome.teacher for word in found.words] == pytest.approx(
                 t.gather(-1, own)[:, 0].tolist(), abs=1e-4
             )
             kl = {
@@ -167,23 +167,23 @@ def test_both_sides_are_what_the_network_says(cases, network, told):
                 "js": (s * (s / m).log() + t * (t / m).log()) / 2,
             }
             for kind in KINDS:
-                assert [word.apart[kind] for word in found.words] == pytest.approx(
+                assert [word.divergences[kind] for word in found.words] == pytest.approx(
                     kl[kind].sum(-1).tolist(), rel=1e-3, abs=1e-4
                 )
             assert found.likelier == pytest.approx((t / s).gather(-1, own).log().sum().item(), rel=1e-3, abs=1e-3)
             for word, asked, told_ in zip(
                 found.words, s.max(-1).values.tolist(), t.max(-1).values.tolist(), strict=True
             ):
-                outcomes = [word.written, *word.others]
+                outcomes = [word.outcome, *word.alternatives]
                 assert max(one.student for one in outcomes) == pytest.approx(asked, abs=1e-4)
                 assert max(one.teacher for one in outcomes) == pytest.approx(told_, abs=1e-4)
-                chances = [max(one.student, one.teacher) for one in word.others]
+                chances = [max(one.student, one.teacher) for one in word.alternatives]
                 assert chances == sorted(chances, reverse=True) and sum(one.student for one in outcomes) < 1 + 1e-4
 
 
 def test_the_tokens_of_a_message_are_its_text(cases):
     for case in cases:
-        texts = [word.written.text for word in read(case, case.says).words]
+        texts = [word.outcome.text for word in read(case, case.says).words]
         assert "".join(text for text in texts if text is not None) == case.text and None not in texts[:-1]
 
 
@@ -194,13 +194,15 @@ def test_whatever_the_hint_says_the_message_moves_by_its_tokens(cases, number, w
     case = cases[number]
     found = read(case, words)
     length = len(encoded(case, words))
-    assert (found.where.teacher - found.where.student).tolist() == [length] * (case.end - case.begin)
-    assert found.where.tokens[found.where.teacher].tolist() == [*case.tokens[case.begin : case.end]]
+    assert (found.alignment.teacher - found.alignment.student).tolist() == [length] * (case.end - case.begin)
+    assert found.alignment.tokens[found.alignment.teacher].tolist() == [*case.tokens[case.begin : case.end]]
     for word in found.words:
-        assert all(value >= -1e-6 for value in word.apart.values()) and word.apart["js"] <= math.log(2) + 1e-6
+        assert (
+            all(value >= -1e-6 for value in word.divergences.values()) and word.divergences["js"] <= math.log(2) + 1e-6
+        )
     nothing = read(case, "")
     assert nothing.likelier == 0 and all(
-        value == pytest.approx(0, abs=1e-6) for word in nothing.words for value in word.apart.values()
+        value == pytest.approx(0, abs=1e-6) for word in nothing.words for value in word.divergences.values()
     )
 
 
@@ -208,9 +210,9 @@ def test_what_to_look_for_is_so(cases):
     """Three tokens carry most of it in every message; another hint and the answer change what is learnt."""
     assert "few tokens have most" in PAGE.look
     for case in cases:
-        apart = sorted((word.apart["reverse"] for word in read(case, case.says).words), reverse=True)
+        apart = sorted((word.divergences["reverse"] for word in read(case, case.says).words), reverse=True)
         assert sum(apart[:3]) > 0.5 * sum(apart)
-        for told in (OTHER, ANSWER):
+        for told in (OTHER_HINT, ANSWER):
             assert abs(read(case, words_of(case, told, "")).likelier - read(case, case.says).likelier) > 0.01
 
 
@@ -227,12 +229,12 @@ def test_it_shows_what_was_read(page, whole, table, cases, short):
     case = next(case for case in cases if case.rule == "unread")
     at = page("textual-feedback", divergence="forward")
     assert at.selectbox(key="fault").value == f"1, unread: {case.says.removeprefix('error: ')}"
-    for told in (ITS, OTHER, ANSWER):
+    for told in (FAULT_HINT, OTHER_HINT, ANSWER):
         at.radio(key="told").set_value(told)
         whole(at.run())
         words = words_of(case, told, "")
         found = read(case, words)
-        apart = [word.apart["forward"] for word in found.words]
+        apart = [word.divergences["forward"] for word in found.words]
         assert metrics(at)["Divergence of the message"] == f"{math.fsum(apart):.3f} nats"
         assert metrics(at)["Likelihood under the hint"] == f"{math.exp(found.likelier):.3g}×"
         assert metrics(at)["Positions that shift"] == str(len(encoded(case, words)))
@@ -268,9 +270,9 @@ def test_words_of_the_readers_stay_text(page, whole, short, cases):
 def test_forgetting_the_shift_is_said(page, short, cases):
     case = next(case for case in cases if case.rule == "unread")
     at = page("textual-feedback", unshifted="true")
-    wrong = math.fsum(word.apart["reverse"] for word in read(case, case.says, False).words)
+    wrong = math.fsum(word.divergences["reverse"] for word in read(case, case.says, False).words)
     assert metrics(at)["Divergence of the message"] == f"{wrong:.3f} nats" and "is meaningless" in at.warning[0].value
-    assert wrong > 10 * math.fsum(word.apart["reverse"] for word in read(case, case.says).words)
+    assert wrong > 10 * math.fsum(word.divergences["reverse"] for word in read(case, case.says).words)
 
 
 def test_a_control_draws_what_it_changes_and_nothing_else(page, redrawn, short):
@@ -286,7 +288,7 @@ def test_charts_say_what_was_read(cases):
     case = cases[0]
     found = read(case, case.says)
     rows, many = hint_tokens.rows(found), len(found.words)
-    above, below = hint_tokens.probabilities(found), hint_tokens.apart(found, "js")
+    above, below = hint_tokens.probabilities(found), hint_tokens.draw_divergences(found, "js")
     marks = above.layers[-1].rows
     assert [(row["place"], row["probability"]) for row in marks if row["side"] == "student"] == [
         (row["place"], row["student"]) for row in rows
@@ -299,11 +301,11 @@ def test_charts_say_what_was_read(cases):
     word = found.words[0]
     drawn = hint_tokens.distributions(word)
     bars = {(row["token"], row["side"]): row["right"] - row["left"] for row in drawn.layers[0].rows}
-    for outcome, row in zip((word.written, *word.others), hint_tokens.both(word), strict=True):
+    for outcome, row in zip((word.outcome, *word.alternatives), hint_tokens.make_outcome_rows(word), strict=True):
         assert [bars[row["token"], side] for side in hint_tokens.LOOKS] == [outcome.student, outcome.teacher]
     assert (
         len(bars) == 2 * len(drawn.y.ticks or ())
-        and [row["token"].endswith("(written)") for row in hint_tokens.both(word)].count(True) == 1
+        and [row["token"].endswith("(written)") for row in hint_tokens.make_outcome_rows(word)].count(True) == 1
     )
 
 
@@ -321,7 +323,7 @@ def test_positions_are_those_of_ref(cases):
         assert sum(row["whose"] == "hint" for row in boxes) == len(hint) and {
             row["who"] for row in boxes if row["whose"] == "hint"
         } == {"teacher"}
-        where = read(case, case.says).where
+        where = read(case, case.says).alignment
         first = {"student": int(where.student[0]), "teacher": int(where.teacher[0])}
         lines = [layer.rows for layer in drawn.layers if layer.kind == "line" and layer.tell == ("predicts",)]
         arcs = {rows[0]["who"]: (rows[0]["x"], rows[-1]["x"]) for rows in lines}
@@ -386,5 +388,5 @@ def test_a_rollout_that_the_agent_cannot_have_written_is_refused(agent, damage):
 
 
 def test_colours_of_both_sides_are_apart():
-    assert len({COLOURS[name] for name in (hint_tokens.STUDENT, hint_tokens.TEACHER, hint_tokens.APART)}) == 3
+    assert len({COLOURS[name] for name in (hint_tokens.STUDENT, hint_tokens.TEACHER, hint_tokens.DIVERGENCE)}) == 3
     assert hinting.KINDS[0] == "reverse", "the default of ref"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from etude.explorer import cpt as cpt_page
 from etude.explorer import low_precision, muon, packing, pretraining, provenance
 from etude.explorer.number_formats import FORMS, LAYOUTS, fields, grid, near, reading, value, verdict, way
-from etude.explorer.packed_rows import laid, mask, pairs, seen_by_strangers
+from etude.explorer.packed_rows import mask, pairs, place_sequences, seen_by_strangers
 from ref import cpt, quant
 from ref import packing as dealing
 from ref.muon import COEFFICIENTS
@@ -178,7 +178,7 @@ def test_dealing_by_hand():
 )
 @settings(max_examples=25)
 def test_the_bound_holds_and_every_sequence_is_dealt(count, ranks, sigma, seed):
-    lengths, cost = packing.drawn(count, 1800, sigma, 16_384, seed), packing.COSTS["Qwen3-30B-A3B"]()
+    lengths, cost = packing.sample_lengths(count, 1800, sigma, 16_384, seed), packing.COSTS["Qwen3-30B-A3B"]()
     rows, bars = packing.ways(lengths, cost, ranks), packing.bars(lengths, cost, ranks)
     assert rows[2]["slowest rank"] <= rows[2]["at most, proven"] + 1e-9
     for row in rows:
@@ -188,7 +188,7 @@ def test_the_bound_holds_and_every_sequence_is_dealt(count, ranks, sigma, seed):
 
 
 def test_rows_and_masks_by_hand():
-    pieces = laid(torch.tensor([3, 5, 4, 4, 9]), torch.arange(4), 8)
+    pieces = place_sequences(torch.tensor([3, 5, 4, 4, 9]), torch.arange(4), 8)
     assert [(one["row"], one["start"], one["end"], one["sequence"]) for one in pieces] == [
         (0, 0, 5, 1),
         (0, 5, 8, 0),
@@ -196,7 +196,7 @@ def test_rows_and_masks_by_hand():
         (1, 4, 8, 3),
     ]
     assert pairs(pieces[:2]) == (15 + 6, 36) and pairs(pieces[:1]) == (15, 15)
-    kinds = mask(laid(torch.tensor([2, 1]), torch.arange(2), 4), 4)
+    kinds = mask(place_sequences(torch.tensor([2, 1]), torch.arange(2), 4), 4)
     assert kinds == [
         ["own", "later", "later", "later"],
         ["own", "own", "later", "later"],
@@ -208,15 +208,15 @@ def test_rows_and_masks_by_hand():
 
 
 def test_packing_begins_on_a_row_of_several_sequences(page):
-    lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 0), next(iter(packing.COSTS.values()))()
-    mine = packing.dealt(lengths, cost(lengths), 8)["by cost"] == 0
-    rows = [one["row"] + 1 for one in laid(lengths, mine.nonzero()[:, 0], 16_384)]
+    lengths, cost = packing.sample_lengths(256, 1800, 1.0, 16_384, 0), next(iter(packing.COSTS.values()))()
+    mine = packing.assign_ranks(lengths, cost(lengths), 8)["by cost"] == 0
+    rows = [one["row"] + 1 for one in place_sequences(lengths, mine.nonzero()[:, 0], 16_384)]
     assert page("packing").slider(key="row").value == next(row for row in rows if rows.count(row) >= 3)
 
 
 def test_controls_of_packing_move_its_figures(page, whole, table):
     at = page("packing", **{"ranks": "4", "lengths-seed": "3", "pay": "attention alone"})
-    lengths, cost = packing.drawn(256, 1800, 1.0, 16_384, 3), dealing.Cost(0.0, 1.0)
+    lengths, cost = packing.sample_lengths(256, 1800, 1.0, 16_384, 3), dealing.Cost(0.0, 1.0)
     assert table(at, "dealt")["slowest rank"].tolist() == [
         row["slowest rank"] for row in packing.ways(lengths, cost, 4)
     ]

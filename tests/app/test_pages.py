@@ -12,7 +12,7 @@ from etude.explorer.kl import FAMILIES, PAGE, closed_form, estimates, moments
 from etude.explorer.kl_gradients import ROUNDING, gradients
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from sims.recipe.settings import Payment
+from sims.recipe.settings import RewardCoefficients
 
 MEMBERS = {name: advantages.NAMES[name] for name in dr_grpo.FAMILY}
 ROLLOUTS = [
@@ -344,7 +344,9 @@ def test_rollouts_are_ranked_by_what_the_recipe_pays(page, rollouts, table):
             ),
             EffortWeights(1.0, 1.0, 0.1, 1.0, 3.0, 10.0),
         )
-        reward = r["success"] - 0.01 * length_penalty(x, 0.1, 1.5) - Payment().invalid_call * r["invalid_calls"]
+        reward = (
+            r["success"] - 0.01 * length_penalty(x, 0.1, 1.5) - RewardCoefficients().invalid_call * r["invalid_calls"]
+        )
         row = shown.loc[number]
         assert row["effort"] == pytest.approx(x) and row["reward"] == pytest.approx(reward)
         assert row["C(effort)"] == pytest.approx(length_penalty(x, 0.1, 1.5)) and row[
@@ -368,7 +370,7 @@ def test_the_limits_close_and_the_straight_line(page, rollouts, table):
 def test_calls_in_one_turn_are_cheaper(page, rollouts, whole):
     at = page("penalties")
     line = next(m.value for m in at.markdown if "Serial or parallel" in m.value)
-    weights, p = Payment().weights, Payment()
+    weights, p = RewardCoefficients().weights, RewardCoefficients()
     serial, parallel = (
         effort(Effort(tool_call_tokens=72, tool_output_tokens=1800, tool_calls=6, turns=turns), weights)
         for turns in (6, 1)

@@ -63,8 +63,8 @@ def test_the_outlier_of_the_first_view_hurts_those_who_share_its_scale(page):
     before = low_precision.payers(1.0, 0)
     without = next(row for row in before if row["scale"] == hurt)["lost, earlier tokens"]
     assert shown(at)["Lost, earlier tokens"] == f"{without:.1%} → {rows[hurt]['lost, earlier tokens']:.1%}"
-    assert low_precision.lost(rows["FP8, one per token"], "earlier tokens") == "exactly 0"
-    assert not any(row[f"lost, {who}"] != row[f"lost without, {who}"] for row in before for who in low_precision.WHO)
+    assert low_precision.format_lost_share(rows["FP8, one per token"], "earlier tokens") == "exactly 0"
+    assert not any(row[f"lost, {who}"] != row[f"lost without, {who}"] for row in before for who in low_precision.GROUPS)
     label = "Errors and lost numbers by scale, at this outlier"
     assert any("past numbers that change" in columns for columns in folded(at, label))
     assert not [text for text in at.markdown if "causal mask" in text.value and text.value != low_precision.PAGE.look]
@@ -81,7 +81,10 @@ def test_the_first_view_of_packing_shows_that_even_tokens_are_uneven_work(page, 
 
 def test_the_time_of_a_run_is_the_records(monkeypatch, tmp_path):
     found = json.loads((ROOT / "results" / "recipe-small.json").read_text())
-    assert f" {found['runs'][0]['seconds'] / 60:.1f} minutes on {expected.told(found['machine'])}, " in recipe.took()
+    assert (
+        f" {found['runs'][0]['seconds'] / 60:.1f} minutes on {expected.describe_machine(found['machine'])}, "
+        in recipe.took()
+    )
     assert "minutes" not in recipe.PAGE.says
     monkeypatch.setattr(recipe, "ROOT", tmp_path)
     assert recipe.took() == ""

@@ -15,7 +15,7 @@ class Stage:
 
     def __init__(self, moments, begin, one=""):
         self.session_state, self.seen, self.reruns, self.labels, self.clicks, self.bound = {}, [], 0, {}, {}, None
-        self.page = lambda: playing.play("Turn", "turn", moments, begin, self.seen.append, one=one)
+        self.page = lambda: playing.play("Turn", "turn", moments, begin, self.seen.append, step_label=one)
 
     def columns(self, sizes, **how):
         return [nullcontext() for _ in sizes]

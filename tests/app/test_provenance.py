@@ -202,7 +202,7 @@ def test_the_dashboard_of_real_time_rl_says_whose_it_is(page, runs):  # noqa: F8
 @pytest.mark.parametrize(
     ("name", "experiment", "shown", "figure"),
     [
-        ("mtp", "mtp", lambda: mtp.measured()[1]["alpha"], {"alpha": 0.125}),
+        ("mtp", "mtp", lambda: mtp.load_measurements()[1]["alpha"], {"alpha": 0.125}),
         ("cpt", "cpt-rl", lambda: pretraining.trainings()[0][0]["success_after"], {"success_after": 0.125}),
         ("real-time-rl", "real-time-rl", lambda: real_time_rl.record()["rows"][0]["kept"], {"kept": 0.125}),
     ],

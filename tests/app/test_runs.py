@@ -72,7 +72,7 @@ def test_what_is_shown_of_a_run_is_what_it_recorded(page, runs, table):
     shown, eval_before = table(at, "measure"), record["stages"]["eval"]["before"]["success"]["value"]
     assert shown.set_index("measure").loc["success, sampled", "before RL"].startswith(f"{eval_before:.3f} ")
     assert table(at, "stage").set_index("stage").loc["cpt", "mine"] == f"{record['seconds']['cpt']:.0f} s"
-    (run,), broken = run_files.whole({"mine": runs / "mine"})
+    (run,), broken = run_files.load_runs({"mine": runs / "mine"})
     lines = [json.loads(line) for line in (runs / "mine" / "metrics" / "rl.jsonl").read_text().splitlines()]
     xs, ys = curves.points(run)["reward/success"]
     assert (
@@ -203,15 +203,15 @@ def test_a_run_is_watched_while_it_goes_on_and_no_longer(page, runs, table, whol
         and table(at, "stage").set_index("stage").loc["rl", "half"] == "12 s so far, at step 7"
     )
     assert "No evaluation yet." in words(at)
-    (run,), _ = run_files.whole({"half": runs / "half"})
+    (run,), _ = run_files.load_runs({"half": runs / "half"})
     assert run_state.going(run) and len(curves.points(run)["reward/reward"][0]) == 1
     played(runs / "dead", stages=STAGES[:2], ago=2 * run_state.AWAY)
-    (run,), _ = run_files.whole({"dead": runs / "dead"})
+    (run,), _ = run_files.load_runs({"dead": runs / "dead"})
     assert not run_state.going(run) and "interrupted 30 minutes ago at mtp" in words(page("recipe", run="dead"))
     (runs / "half" / "metrics" / "rl.jsonl").write_text(
         '{"step": 1, "reward": 0.5, "success": 0.5}\n{"step": 2, "reward": 0.7, "success": 0.8}\n'
     )
-    assert len(curves.points(run_files.whole({"half": runs / "half"})[0][0])["reward/reward"][0]) == 2, (
+    assert len(curves.points(run_files.load_runs({"half": runs / "half"})[0][0])["reward/reward"][0]) == 2, (
         "what was written since is seen"
     )
 
@@ -272,8 +272,8 @@ def test_the_example_is_a_run_cut_short(runs, tmp_path):
     out = examples.write_recipe(run, tmp_path / "example")
     steps = [json.loads(line)["step"] for line in (out / "metrics" / "rl.jsonl").read_text().splitlines()]
     assert {1, 123, 1000} <= set(steps) and len(steps) <= examples.LINES + 2
-    (copied,), broken = run_files.whole({"copy": out})
-    assert not broken and not copied.missing and copied.changes == run_files.whole({"mine": run})[0][0].changes
+    (copied,), broken = run_files.load_runs({"copy": out})
+    assert not broken and not copied.missing and copied.changes == run_files.load_runs({"mine": run})[0][0].changes
     (run / "stages" / "decode.json").unlink()
     with pytest.raises(RunError, match="no finished run"):
         examples.write_recipe(run, tmp_path / "other")
@@ -303,7 +303,7 @@ def test_claims_are_filtered(page, drive, whole, table):
         right = [c for c in known if c["verdict"] == verdict and c["experiment"] in some]
         assert right and shown["claim"].tolist() == [qualified(c) for c in right]
         assert shown["verdict"].tolist() == [f"{claims.MARKS[verdict]} {figures.worded(c)}" for c in right]
-        assert shown["measured"].tolist() == [figures.measured(c) for c in right]
+        assert shown["measured"].tolist() == [figures.format_measured_value(c) for c in right]
     at = page("claims", words="NO such claim")
     assert not at.error and "No claim matches" in words(at) and not at.dataframe
 

@@ -70,20 +70,20 @@ def test_a_token_has_the_probability_with_which_it_was_sampled(agent, temperatur
     logp = torch.cat([segment.logp[segment.sampled] for segment in episode(agent, 3, temperature).chain.segments])
     assert [token.probability for token in one.tokens] == pytest.approx(logp.exp().tolist(), abs=CLOSE) and len(
         one.tokens
-    ) == one.played.own_tokens
+    ) == one.view.own_tokens
     for token in one.tokens:
-        chances = [chance for _, chance in token.others]
+        chances = [chance for _, chance in token.alternatives]
         assert (
-            len(chances) == tokens.OTHERS
+            len(chances) == tokens.NUM_ALTERNATIVES
             and chances == sorted(chances, reverse=True)
-            and token.text not in [text for text, _ in token.others]
+            and token.text not in [text for text, _ in token.alternatives]
         )
         assert sum(chances) + token.probability <= 1 + CLOSE
 
 
 def test_the_tokens_of_a_turn_are_what_was_said(agent):
     one = watched(agent, 0, 2.0)  # hot, so that it says many things
-    said = [piece.text for piece in one.played.pieces if piece.role in ("agent", "summary")]
+    said = [piece.text for piece in one.view.pieces if piece.role in ("agent", "summary")]
     assert ["".join(token.text for token in turn if token.text is not None) for turn in one.turns] == said
     assert all(token.text is not None for turn in one.turns for token in turn[:-1])
     recorded = torch.cat([segment.experts[segment.sampled[1:]] for segment in episode(agent, 0, 2.0).chain.segments])
@@ -92,7 +92,7 @@ def test_the_tokens_of_a_turn_are_what_was_said(agent):
 
 def test_a_greedy_rollout_takes_the_likeliest_token(agent):
     one = watched(agent, 1, 0.0)
-    assert all(token.probability >= token.others[0][1] - CLOSE and token.probability < 1 for token in one.tokens)
+    assert all(token.probability >= token.alternatives[0][1] - CLOSE and token.probability < 1 for token in one.tokens)
 
 
 @given(ids=st.lists(st.integers(3, 1023), max_size=12), words=st.text(max_size=4))
@@ -207,14 +207,14 @@ def test_without_a_run_the_committed_agents_play_and_say_so(page, runs, agent): 
     shown = html(at)
     for one in both:
         assert (
-            "solved" if one.played.success else "not solved"
-        ) in shown and f"hidden: passed {one.played.hidden.count(None)} of 32" in shown
-        assert f"{one.played.own_tokens} tokens written" in shown
-    assert shown.count('class="more"') == sum(one.played.own_tokens for one in both)
+            "solved" if one.view.success else "not solved"
+        ) in shown and f"hidden: passed {one.view.hidden.count(None)} of 32" in shown
+        assert f"{one.view.own_tokens} tokens written" in shown
+    assert shown.count('class="more"') == sum(one.view.own_tokens for one in both)
     assert "font-weight:700" in shown[shown.index("verdict") :] and shown.count("font-weight:700") == 2, (
         "the verdicts alone are bold"
     )
-    assert at.text_input[0].label.startswith(f"Docstring of {both[0].played.prompt.split()[-1]}(")
+    assert at.text_input[0].label.startswith(f"Docstring of {both[0].view.prompt.split()[-1]}(")
 
 
 def test_drafts_are_shown_on_demand(page, runs, whole, agent):  # noqa: F811
@@ -226,8 +226,8 @@ def test_drafts_are_shown_on_demand(page, runs, whole, agent):  # noqa: F811
     whole(at.run())
     one = watched(agent, drafts=True)
     found, shown = one.drafts, html(at)
-    assert found.tokens == one.played.own_tokens and 0 < found.kept <= found.checked < found.tokens
-    assert any(f"{found.kept} of {found.checked} drafts kept" in said.value for said in at.markdown)
+    assert found.tokens == one.view.own_tokens and 0 < found.accepted <= found.checked < found.tokens
+    assert any(f"{found.accepted} of {found.checked} drafts kept" in said.value for said in at.markdown)
     assert all(rollouts.spanned(token) in shown for token in one.tokens) and "kept: a draft of layer 1" in shown
 
 
@@ -241,7 +241,7 @@ def test_an_agent_without_draft_layers_says_so(page, mine):
 def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
     at = page("watch")
     assert at.selectbox(key="examples").value == "mine" and not at.error
-    folders = play.found(mine, "sft")
+    folders = play.find_checkpoints(mine, "sft")
     said = " ".join([*(caption.value for caption in at.caption), *(one.value for one in at.markdown)])
     assert (
         "Shown: **mine**, your run in runs/mine · seed 7" in said
@@ -249,11 +249,11 @@ def test_a_run_plays_its_own_task_before_and_after_rl(page, mine):
         and "**final, after RL**" in said
     )
     first, last = (watched(play.agent_in(folder)) for folder in folders)
-    assert first.played.prompt == last.played.prompt != watched(play.agent_in(FOLDER)).played.prompt, (
+    assert first.view.prompt == last.view.prompt != watched(play.agent_in(FOLDER)).view.prompt, (
         "the run's settings draw its tasks"
     )
     shown = html(at)
-    assert shown.count('class="more"') == first.played.own_tokens + last.played.own_tokens
+    assert shown.count('class="more"') == first.view.own_tokens + last.view.own_tokens
     for one in (first, last):
         assert all(rollouts.spanned(token) in shown for token in one.tokens)
     assert first.tokens[0].probability < last.tokens[0].probability
@@ -275,16 +275,15 @@ def test_turns_appear_one_after_the_other(page, runs, whole, plays, agent):  # n
 def test_a_summary_is_no_turn(agent):
     """So that the page counts as the verdict does."""
     one = watched(agent)
-    assert f"agent, turn {one.played.reward.turns}<" in rollouts.shown(one, len(one.turns))
-    last = max(at for at, piece in enumerate(one.played.pieces) if piece.role == "agent")
+    assert f"agent, turn {one.view.reward.turns}<" in rollouts.render_rollout(one, len(one.turns))
+    last = max(at for at, piece in enumerate(one.view.pieces) if piece.role == "agent")
     pieces = [
-        dataclasses.replace(piece, role="summary") if at == last else piece
-        for at, piece in enumerate(one.played.pieces)
+        dataclasses.replace(piece, role="summary") if at == last else piece for at, piece in enumerate(one.view.pieces)
     ]
-    shown = rollouts.shown(
-        dataclasses.replace(one, played=dataclasses.replace(one.played, pieces=tuple(pieces))), len(one.turns)
+    shown = rollouts.render_rollout(
+        dataclasses.replace(one, view=dataclasses.replace(one.view, pieces=tuple(pieces))), len(one.turns)
     )
-    assert '<span class="who">summary</span>' in shown and f"turn {one.played.reward.turns}<" not in shown
+    assert '<span class="who">summary</span>' in shown and f"turn {one.view.reward.turns}<" not in shown
 
 
 def test_another_docstring_is_played(page, runs, whole, agent):  # noqa: F811
@@ -338,7 +337,12 @@ def test_each_token_is_a_mark_in_the_chart(page, runs, agent):  # noqa: F811
     assert json.loads(chart.proto.spec)["height"] == drawn.height
 
 
-def test_a_control_that_a_click_sets_keeps_its_default_and_nothing_is_logged(page, runs, whole, monkeypatch):  # noqa: F811
+def test_a_control_that_a_click_sets_keeps_its_default_and_nothing_is_logged(
+    page,
+    runs,  # noqa: F811
+    whole,
+    monkeypatch,
+):
     said = logging.handlers.BufferingHandler(100)
     policies = logging.getLogger("streamlit.elements.lib.policies")
     monkeypatch.setattr(policies, "handlers", [said])
@@ -354,13 +358,13 @@ def test_what_an_agent_writes_stays_text(agent):
     one = watched(agent)
     evil = tokens.Token("<b>\x1b\n", 0.2, (("<script>", 0.3), (None, 0.1)), ())
     pieces = [
-        dataclasses.replace(one.played.pieces[0], text="<img src=x>"),
-        dataclasses.replace(one.played.pieces[1], text="<b>"),
+        dataclasses.replace(one.view.pieces[0], text="<img src=x>"),
+        dataclasses.replace(one.view.pieces[1], text="<b>"),
     ]
     bad = dataclasses.replace(
-        one, played=dataclasses.replace(one.played, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),)
+        one, view=dataclasses.replace(one.view, pieces=tuple(pieces), diff=("+<i>",)), turns=((evil,),)
     )
-    shown = rollouts.shown(bad, 1)
+    shown = rollouts.render_rollout(bad, 1)
     assert (
         not any(tag in shown for tag in ("<b>", "<script>", "<img", "<i>", "\x1b"))
         and "&lt;b&gt;\\x1b↵" in shown

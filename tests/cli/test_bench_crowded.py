@@ -69,16 +69,19 @@ def test_a_folder_without_a_policy_is_one_line(tmp_path, ask):
 def test_the_old_way_is_one_process_with_threads():
     before, own = (
         torch.get_num_threads(),
-        (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES),
+        (agent.map_on_cores, rollout.MIN_BATCH, rollout.MAX_BATCH, evaluation.one_thread, reinforcement.CORES),
     )
     with bench_crowded.threads():
-        assert torch.get_num_threads() == bench_crowded.cores() and (rollout.FEWEST, rollout.MOST) == (800, 800)
-        assert agent.on_cores(lambda part: (part, os.getpid()), [1, 2], each=2) == [(1, os.getpid()), (2, os.getpid())]
-        assert reinforcement.CORES is agent.on_cores
+        assert torch.get_num_threads() == bench_crowded.cores() and (rollout.MIN_BATCH, rollout.MAX_BATCH) == (800, 800)
+        assert agent.map_on_cores(lambda part: (part, os.getpid()), [1, 2], processes_per_core=2) == [
+            (1, os.getpid()),
+            (2, os.getpid()),
+        ]
+        assert reinforcement.CORES is agent.map_on_cores
         assert ContinuousSampler.engine == Sampler.engine
     assert ContinuousSampler.engine is not Sampler.engine
     assert torch.get_num_threads() == before
-    assert (agent.on_cores, rollout.FEWEST, rollout.MOST, evaluation.one_thread, reinforcement.CORES) == own
+    assert (agent.map_on_cores, rollout.MIN_BATCH, rollout.MAX_BATCH, evaluation.one_thread, reinforcement.CORES) == own
 
 
 def test_busy_programs_end_with_a_killed_benchmark(tmp_path):

@@ -13,8 +13,8 @@ import pytest
 import torch
 import typer
 
-from etude import catalog, chain, cli, full_settings, meant, playing
-from etude.given import read_toml, stored_config
+from etude import catalog, chain, cli, full_settings, suggestions, technique_run
+from etude.command_settings import read_toml, stored_config
 from kit.runs import Run
 from kit.settings import fill
 
@@ -179,9 +179,9 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     told = []
     monkeypatch.setattr(
-        playing,
+        technique_run,
         "play_technique",
-        lambda entry, out, toml, sets, *_: told.append((out, fill(playing.config_class(entry), toml, sets))),
+        lambda entry, out, toml, sets, *_: told.append((out, fill(technique_run.config_class(entry), toml, sets))),
     )
     monkeypatch.setattr(
         full,
@@ -223,7 +223,7 @@ def test_an_operating_system_error_is_one_line(tmp_path, ask, monkeypatch, failu
 
 
 def test_folder_in_use(tmp_path, ask):
-    config = playing.config_class(catalog.find("kl"))()
+    config = technique_run.config_class(catalog.find("kl"))()
     with Run.open(tmp_path, "kl", config):
         before = tree(tmp_path)
         for extra in ((), ("--resume",)):
@@ -372,7 +372,7 @@ def test_plan_of_a_layers_launches(ask):
     code, said, error = ask("plan", "--launches", "nvfp4-token")
     listed = launches(32768, 2048, 768, 128, 8)
     assert (code, error) == (0, "") and f"{len(listed)} launches" in said
-    assert f"{sum(one.read for one in listed) / 1e6:,.2f} MB" in said and "backward: d_act = dy w2" in said
+    assert f"{sum(one.bytes_read for one in listed) / 1e6:,.2f} MB" in said and "backward: d_act = dy w2" in said
 
 
 def test_plan_of_a_small_network(tmp_path, ask):
@@ -437,7 +437,7 @@ def test_the_help_shows_commands_in_groups(ask):
     titles = [line.split()[1] for line in out.splitlines() if line.startswith("╭")]
     assert code == 0 and titles == ["Options", "Start", "Train", "Reproduce", "Environments", "Develop"]
     group = typer.main.get_command(cli.app)
-    names = [name for names in meant.PANELS.values() for name in names]
+    names = [name for names in suggestions.PANELS.values() for name in names]
     assert group.list_commands(typer.Context(group)) == names and sorted(names) == sorted(group.commands)
 
 

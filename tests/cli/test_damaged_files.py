@@ -256,12 +256,12 @@ def test_limits(tmp_path):
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory):
     """A finished run of a technique."""
-    from etude import catalog, playing
+    from etude import catalog, technique_run
 
     root = tmp_path_factory.mktemp("demo") / "kl"
     entry = catalog.find("kl")
     assert entry is not None
-    playing.play_technique(entry, root, {}, [], False, 20.0)
+    technique_run.play_technique(entry, root, {}, [], False, 20.0)
     return root
 
 
@@ -302,7 +302,7 @@ def test_commands_on_damaged_files(demo_run, tmp_path, monkeypatch, ask):
         content = path.read_bytes()
         path.write_bytes(damage(rng, content))
         for kind in provenance.KINDS:
-            _, broken = run_files.whole(provenance.folders(kind))
+            _, broken = run_files.load_runs(provenance.folders(kind))
             assert all("\n" not in line for line in broken)
         provenance.finished()
         provenance.recorded(provenance.newest(figures.COMMITTED.parent / "figures" / "kl-variance.json"))

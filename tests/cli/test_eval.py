@@ -48,8 +48,8 @@ def test_figures_are_those_of_the_rollouts(one_core, ask):
 def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path, monkeypatch):
     """And the table has the figures of the JSON: of the same rollouts, which are not played again for it."""
     shutil.copytree(FOLDER, tmp_path / "other")
-    parts, play_all = [], evaluating.played
-    monkeypatch.setattr(evaluating, "played", lambda *how: parts.append(play_all(*how)) or parts[-1])
+    parts, play_all = [], evaluating.evaluate_agent
+    monkeypatch.setattr(evaluating, "evaluate_agent", lambda *how: parts.append(play_all(*how)) or parts[-1])
     words = ["eval", FOLDER, "--before", tmp_path / "other", "--tasks", 1, "--samples", 1]
     code, out, _ = ask(*words, "--json")
     found = json.loads(out)
@@ -58,7 +58,7 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path, monk
         and len(parts) == 2
         and all(value == {"value": 0, "low": 0, "high": 0} for value in found["difference"].values())
     )
-    monkeypatch.setattr(evaluating, "played", lambda *how: parts.pop(0))
+    monkeypatch.setattr(evaluating, "evaluate_agent", lambda *how: parts.pop(0))
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = ask(*words)
     rows = [line.split() for line in out.splitlines()]

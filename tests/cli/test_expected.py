@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.tasks.package import Package
-from etude import afterwards, catalog, expected, result_commands, task_times
+from etude import catalog, expected, next_steps, result_commands, task_times
 from etude.explorer import examples as explorer_examples
-from etude.line import Line
+from etude.progress_line import Line
 from kit.disk import seal_record
 from kit.process import machine
 from kit.runs import Run
@@ -181,15 +181,20 @@ def test_an_evaluation_takes_as_long_by_rollout_as_that_of_its_run(home):
 def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     package = Package("words", "1.0", {}, {}, "MIT", "folder")
-    assert task_times.told("made", package, 1, 2, "bubblewrap") == ""
+    assert task_times.format_expected_duration("made", package, 1, 2, "bubblewrap") == ""
     for seconds in (900.0, 120.0):
         task_times.remember("made", package, 1, 2, "bubblewrap", seconds)
     task_times.remember("remade", package, 1, 2, "bubblewrap", 60.0)
-    assert task_times.told("made", package, 1, 2, "bubblewrap") == "expected: 2 min, as words 1.0 took on this machine"
-    assert task_times.told("remade", package, 1, 2, "bubblewrap", 8) == ""  # nobody has graded them here
+    assert (
+        task_times.format_expected_duration("made", package, 1, 2, "bubblewrap")
+        == "expected: 2 min, as words 1.0 took on this machine"
+    )
+    assert (
+        task_times.format_expected_duration("remade", package, 1, 2, "bubblewrap", 8) == ""
+    )  # nobody has graded them here
     task_times.remember("graded", package, 1, 2, "bubblewrap", 120.0, 4)
     assert (
-        task_times.told("remade", package, 1, 2, "bubblewrap", 8)
+        task_times.format_expected_duration("remade", package, 1, 2, "bubblewrap", 8)
         == "expected: 5 min, as words 1.0 took on this machine"
     )
     for other in (
@@ -197,11 +202,11 @@ def test_a_package_takes_as_long_as_it_took_here(home, monkeypatch):
         (package, 3, 2, "bubblewrap"),
         (package, 1, 1, "bubblewrap"),
     ):
-        assert task_times.told("made", *other) == ""
+        assert task_times.format_expected_duration("made", *other) == ""
     (file,) = (home / "cache" / "etude").iterdir()
     file.write_text(file.read_text() + '{"what": "made"')  # a kill
     task_times.remember("made", package, 1, 2, "bubblewrap", 30.0)
-    assert task_times.told("made", package, 1, 2, "bubblewrap").startswith("expected: 30 s")
+    assert task_times.format_expected_duration("made", package, 1, 2, "bubblewrap").startswith("expected: 30 s")
 
 
 def test_examples_take_as_long_as_they_took_with_such_a_run(home, ask, monkeypatch):
@@ -247,13 +252,13 @@ def test_a_line_says_how_long_the_rest_takes(total, done, seconds):
 
 def steps(root: Path) -> list[tuple[str, str]]:
     """Everything that is named at an end."""
-    found = [*afterwards.of_agent(root), *afterwards.of_full(root, True), *afterwards.of_full(root, False)]
-    found += [*afterwards.of_tasks(root, True), *afterwards.of_tasks(root, False)]
-    found += [*afterwards.of_eval(None, None), *afterwards.of_eval(root, None), *afterwards.of_eval(root, "sft")]
-    found += [*afterwards.of_examples(root, root / "examples"), *afterwards.of_examples(root, root / "other" / "place")]
-    found += [step for entry in catalog.TECHNIQUES for step in afterwards.of_technique(entry)]
+    found = [*next_steps.of_agent(root), *next_steps.of_full(root, True), *next_steps.of_full(root, False)]
+    found += [*next_steps.of_tasks(root, True), *next_steps.of_tasks(root, False)]
+    found += [*next_steps.of_eval(None, None), *next_steps.of_eval(root, None), *next_steps.of_eval(root, "sft")]
+    found += [*next_steps.of_examples(root, root / "examples"), *next_steps.of_examples(root, root / "other" / "place")]
+    found += [step for entry in catalog.TECHNIQUES for step in next_steps.of_technique(entry)]
     return found + [
-        step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in afterwards.of_figure(entry, quick)
+        step for entry in catalog.EXPERIMENTS for quick in (True, False) for step in next_steps.of_figure(entry, quick)
     ]
 
 
@@ -272,14 +277,14 @@ def test_what_is_named_at_an_end_exists(home):
             assert finds[verb](command.split()[-1]), command
         else:
             assert not wrong(re.sub(r"^etude eval (?!base)", "etude eval agent ", command)), command
-    assert afterwards.of_agent(home / "other") == [] == afterwards.of_full(home / "other", True)
+    assert next_steps.of_agent(home / "other") == [] == next_steps.of_full(home / "other", True)
 
 
 def test_in_a_pipe_the_end_is_plain_lines(capsys):
-    afterwards.show([("etude play runs/small", "watch"), ("etude explore", "in a browser")])
+    next_steps.show([("etude play runs/small", "watch"), ("etude explore", "in a browser")])
     shown = capsys.readouterr().out
     assert shown == "next:   etude play runs/small   # watch\n        etude explore           # in a browser\n"
-    afterwards.show([])
+    next_steps.show([])
     assert capsys.readouterr().out == ""
 
 

@@ -111,7 +111,7 @@ def test_outside_a_clone_the_clones_claims_are_shown(tmp_path, ask, monkeypatch)
     )
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "claims.json").write_text("[]")
-    assert figures.shown() == Path("results/claims.json")
+    assert figures.find_claims_file() == Path("results/claims.json")
 
 
 @pytest.mark.parametrize("content", ["{}", "[3]", '[{"claim": "x"}]', "WRONG"])
@@ -256,15 +256,15 @@ def test_tables_say_the_interval_and_the_unit(tmp_path, capsys):
         ({"rule": {"kind": "true"}}, "a rule must be one of above, below"),
         ({"rule": {"kind": "above", "null": 0.0}}, "with its own fields"),
         ({"rule": above(1.0, 0.5)}, "amount must be on the claim's side of null"),
-        ({"measured": None, "interval": (0.0, 1.0)}, "needs a measured number"),
-        ({"measured": math.nan}, "measured must be finite"),
+        ({"value": None, "interval": (0.0, 1.0)}, "needs a measured number"),
+        ({"value": math.nan}, "measured must be finite"),
         ({"interval": (2.0, 1.0)}, "interval must be"),
         ({"interval": (0.0, math.inf)}, "interval must be"),
     ],
 )
 def test_a_claim_is_checked(change, says):
     with pytest.raises(ValueError, match=says):
-        claim(**({"name": "n", "says": "s", "source": "§", "measured": 1.0, "rule": above()} | change))
+        claim(**({"name": "n", "says": "s", "source": "§", "value": 1.0, "rule": above()} | change))
 
 
 @pytest.mark.parametrize(
@@ -623,13 +623,13 @@ def test_every_claim_hangs_on_a_statement_and_every_statement_says_what_tests_it
     names = [statement.name for statement in statements.STATEMENTS]
     assert len(set(names)) == len(names) == len({statement.says for statement in statements.STATEMENTS})
     for statement in statements.STATEMENTS:
-        assert statement.section and bool(statement.tests) != bool(statement.why), (
+        assert statement.section and bool(statement.tests) != bool(statement.reason), (
             f"{statement.name}: either tests, or why there are none"
         )
     held = {
         word.rstrip(";")
         for statement in statements.STATEMENTS
-        for word in statement.why.split()
+        for word in statement.reason.split()
         if word.startswith("tests/")
     }
     assert held and all((RESULTS.parent / path).is_file() for path in held)

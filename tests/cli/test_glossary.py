@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.explorer import PAGES
-from etude.glossary import TERMS, Term, find, told, used
+from etude.glossary import TERMS, Term, explain_terms, find, used
 from kit.settings import RunError
 from lessons import syllabus
 
@@ -38,9 +38,9 @@ def test_terms_are_sorted_and_each_is_there_once():
 
 @pytest.mark.parametrize("term", TERMS, ids=WORDS)
 def test_a_term_says_what_it_means_and_leads_to_where_it_occurs(term):
-    assert term.says.endswith(".") and term.says[0].isupper() and term.where
+    assert term.says.endswith(".") and term.says[0].isupper() and term.places
     assert set(term.see) <= set(WORDS) - {term.word}
-    assert [place for place in term.where if not term.pattern.search(text_of(place))] == []
+    assert [place for place in term.places if not term.pattern.search(text_of(place))] == []
 
 
 def test_a_term_that_does_not_occur_is_seen():
@@ -70,7 +70,9 @@ def test_the_terms_of_a_text_are_explained_once(some):
     text = " and ".join(term.word for term in some)
     found = used(text)
     assert set(some) <= set(found) and [*map(TERMS.index, found)] == sorted(map(TERMS.index, found))
-    assert all(told(text).count(f"**{term.word}**") == 1 for term in found) and bool(told(text)) == bool(some)
+    assert all(explain_terms(text).count(f"**{term.word}**") == 1 for term in found) and bool(
+        explain_terms(text)
+    ) == bool(some)
 
 
 def test_the_terminal_explains_one_or_all(ask):

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from etude import example_agent, play, recording, watching
+from etude import example_agent, play, recording, terminal
 from etude.difference import DELTA, drafts, network, store
-from etude.played import Piece, difference, of_episode, of_session, pieces
+from etude.rollout_view import Piece, difference, of_episode, of_session, pieces
 from kit.settings import RunError
 from ref.network import load_hf, save_hf
 from sims.microrepo import Session
 from sims.recipe.agent import hash_seed
-from sims.recipe.demonstrations import shown
+from sims.recipe.demonstrations import make_sft_rollouts
 from sims.recipe.evaluation import measure_policy
 from sims.recipe.learner import load_checkpoint
 from sims.recipe.settings import Evaluation, Recipe
@@ -67,7 +67,7 @@ def scripted(agent, number: int = 0, *turns: str):
 
 def text_of(rollouts, **how) -> str:
     file = io.StringIO()
-    watching.show(rollouts, Console(file=file, **how))
+    terminal.show(rollouts, Console(file=file, **how))
     return file.getvalue()
 
 
@@ -198,7 +198,7 @@ def test_what_is_shown_is_what_was_said(agent):
     """The agent's pieces, played again, get the environment's pieces as their answers; a summary follows its
     request."""
     several = 0
-    for lesson in itertools.islice(shown(agent.recipe, agent.language), 60):
+    for lesson in itertools.islice(make_sft_rollouts(agent.recipe, agent.language), 60):
         told, session = [*pieces(lesson, agent.language)], Session(lesson.task)
         assert told[0] == Piece("environment", session.prompt)
         answers = [piece.text for piece in told[1:] if piece.role == "environment" and piece.text != "note"]
@@ -212,7 +212,7 @@ def test_what_is_shown_is_what_was_said(agent):
 
 
 def test_a_rollout_that_a_limit_cut_says_so(agent):
-    lesson = next(iter(shown(agent.recipe, agent.language)))
+    lesson = next(iter(make_sft_rollouts(agent.recipe, agent.language)))
     lesson.chain.finished = False
     assert [*pieces(lesson, agent.language)][-1].text.startswith("cut off")
 
@@ -241,7 +241,7 @@ def test_verdicts(agent):
 
 
 def test_two_rollouts_stand_side_by_side_where_there_is_room(agent):
-    two = [replace(scripted(agent), who=name) for name in ("first", "second")]
+    two = [replace(scripted(agent), policy_name=name) for name in ("first", "second")]
 
     def beside(text: str) -> bool:
         return any("first" in line and "second" in line for line in text.split("\n"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kit import process
-from kit.process import in_fresh_process, on_cores
+from kit.process import in_fresh_process, map_on_cores
 
 
 def double(x, progress):
@@ -103,7 +103,7 @@ def whose(part):
 
 def test_parts_are_dealt_to_processes_of_one_thread_in_sessions_of_their_own(two_cores):
     done = []
-    found = on_cores(whose, range(5), done.append)
+    found = map_on_cores(whose, range(5), done.append)
     assert [part for part, *_ in found] == [*range(5)] and done == [1, 2, 3, 4, 5]
     pids = {pid for _, pid, *_ in found}
     assert len(pids) == 2 and os.getpid() not in pids
@@ -113,28 +113,28 @@ def test_parts_are_dealt_to_processes_of_one_thread_in_sessions_of_their_own(two
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_as_many_processes_as_are_asked_for(two_cores, processes):
     """Whatever the number of cores; one is this process itself. 0.05 s of waiting gives every process a part."""
-    found = on_cores(lambda part: (time.sleep(0.05), os.getpid())[1], range(6), processes=processes)
+    found = map_on_cores(lambda part: (time.sleep(0.05), os.getpid())[1], range(6), processes=processes)
     assert len(set(found)) == processes and (os.getpid() in found) == (processes == 1)
 
 
 def test_one_part_stays_here_and_takes_one_thread(two_cores):
     before = torch.get_num_threads()
-    assert on_cores(whose, ["only"]) == [("only", os.getpid(), 1, os.getsid(0))]
-    assert torch.get_num_threads() == before and on_cores(whose, []) == []
+    assert map_on_cores(whose, ["only"]) == [("only", os.getpid(), 1, os.getsid(0))]
+    assert torch.get_num_threads() == before and map_on_cores(whose, []) == []
 
 
 def test_a_view_of_much_memory_comes_back_as_its_own_numbers_alone(two_cores):
     def view(part):
         return {"row": torch.arange(2_000_000).view(2, -1)[part, :3], "half": torch.ones(2, dtype=torch.bool)}
 
-    for part, answer in enumerate(on_cores(view, [0, 1])):
+    for part, answer in enumerate(map_on_cores(view, [0, 1])):
         assert answer["row"].tolist() == [part * 1_000_000 + i for i in range(3)] and answer["half"].all()
         assert answer["row"].untyped_storage().nbytes() == 24
 
 
 def test_tensors_of_every_dtype_come_back(two_cores):
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
-    for answer in on_cores(lambda part: [torch.tensor([[1, 0, 3]]).to(dtype) for dtype in dtypes], [0, 1]):
+    for answer in map_on_cores(lambda part: [torch.tensor([[1, 0, 3]]).to(dtype) for dtype in dtypes], [0, 1]):
         assert all(
             torch.equal(x, torch.tensor([[1, 0, 3]]).to(dtype)) and x.dtype == dtype
             for x, dtype in zip(answer, dtypes, strict=True)
@@ -154,10 +154,10 @@ def vanish(part):
 def test_what_fails_in_a_part_is_raised_at_once_and_nobody_is_left(two_cores):
     started, others = time.monotonic(), set(multiprocessing.active_children())  # other tests' ranks
     with pytest.raises(ValueError, match="trigger must exceed"):
-        on_cores(fall, [0, 1])
+        map_on_cores(fall, [0, 1])
     assert time.monotonic() - started < 20
     with pytest.raises(RuntimeError, match="a process that computed vanish died"):
-        on_cores(vanish, [0, 1])
+        map_on_cores(vanish, [0, 1])
     assert set(multiprocessing.active_children()) <= others
 
 
@@ -168,7 +168,7 @@ def dawdle(part):
 
 def deal_for_ever(folder):
     process.cores = lambda: 2
-    on_cores(dawdle, [folder, folder])
+    map_on_cores(dawdle, [folder, folder])
 
 
 def test_parts_end_with_the_process_that_dealt_them(tmp_path):

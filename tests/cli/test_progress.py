@@ -11,14 +11,14 @@ from kit.progress import Progress
 class Stage:
     """A stage of 200 steps that another process has already worked on for an hour."""
 
-    name, unit, total, opened = "rl", "tokens", 200.0, 100.0
+    name, unit, total, start_time = "rl", "tokens", 200.0, 100.0
 
     def __init__(self):
         self.notes = []
 
     @property
     def seconds(self):
-        return 3600.0 + progress.time.perf_counter() - self.opened
+        return 3600.0 + progress.time.perf_counter() - self.start_time
 
     def note_time(self, **facts):
         self.notes.append(facts)
@@ -85,7 +85,7 @@ def test_a_stage_without_steps_is_complete(clock):
 )
 def test_a_number_in_few_characters(clock, value, text):
     line = Progress(Stage())
-    line.shown = {"x": value}
+    line.values = {"x": value}
     assert line.words() == f"x {text}"
 
 

@@ -195,7 +195,7 @@ def test_the_whole_report(tmp_path):
 
 
 def test_the_page_stands_alone_and_escapes(tmp_path):
-    text = report.write(write_run(tmp_path / "run"), rollouts.shown)[0].read_text()
+    text = report.write(write_run(tmp_path / "run"), rollouts.render_rollouts)[0].read_text()
     assert not re.search(r"https?://|<script|<link|@import|url\(", text)
     assert "<b>no</b>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text and "A &lt;Processor&gt;" in text
     assert 'name="viewport"' in text and text.count("<figcaption>") == text.count("alt=")

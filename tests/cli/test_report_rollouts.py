@@ -45,7 +45,7 @@ def run(tmp_path_factory):
         json.loads((FOLDER / example_agent.RECORD).read_text())["config"],
     )
     example_agent.save_hf(
-        model, root / "checkpoints" / "sft", beside={"tokenizer.json": (FOLDER / "tokenizer.json").read_bytes()}
+        model, root / "checkpoints" / "sft", sidecar_files={"tokenizer.json": (FOLDER / "tokenizer.json").read_bytes()}
     )
     (root / "config.json").write_text(json.dumps({"technique": "recipe", "config": recipe}))
     (root / "stages" / "eval.json").write_text(json.dumps({"result": result()}))
@@ -58,7 +58,7 @@ def played(folder, number: int) -> tokens.Watched:
 
 
 def test_a_success_and_a_failure_stand_beside_the_same_task_before_rl(run):
-    text = report.write(run, rollouts.shown)[0].read_text(encoding="utf-8")
+    text = report.write(run, rollouts.render_rollouts)[0].read_text(encoding="utf-8")
     success, failure = (
         text.index("Held-out task 1 is the first that the agent after RL solves"),
         text.index("Held-out task 0 is the first"),
@@ -67,7 +67,7 @@ def test_a_success_and_a_failure_stand_beside_the_same_task_before_rl(run):
     assert text.count("<h3>before RL</h3>") == text.count("<h3>after RL</h3>") == 2
     for place, number, name in ((success, 1, "sft"), (failure, 0, "final")):
         one = played(run / "checkpoints" / name, number)
-        assert rendering.shown(one, len(one.turns)) in text[place:], (
+        assert rendering.render_rollout(one, len(one.turns)) in text[place:], (
             "what etude play and the explorer show, with every token's probability"
         )
         assert html.escape(f"etude play {run} --task {number} --greedy --before sft") in text
@@ -103,18 +103,18 @@ def test_nothing_is_looked_for_that_the_evaluation_did_not_find(run, one, greedy
     def watched(agent, task, *_):
         asked.append(agent.folder.name)
         good = solved.get(keys[task.key], "1") == "1"
-        return replace(one, played=replace(one.played, reward=replace(one.played.reward, tests=float(good))))
+        return replace(one, view=replace(one.view, reward=replace(one.view.reward, tests=float(good))))
 
     monkeypatch.setattr(tokens, "watched", watched)
     found = [*rollouts.pairs(run, result(greedy, [flag == "1" for flag in flags], 10))]
     assert [number for number, *_ in found] == numbers and len(asked) == plays and asked.count("sft") == len(found)
-    assert len({after.played.success for _, _, after in found}) == len(found)
+    assert len({after.view.success for _, _, after in found}) == len(found)
 
 
 def test_without_checkpoints_stored_transcripts_are_shown(run, tmp_path):
     for part in ("stages", "config.json"):
         (shutil.copytree if part == "stages" else shutil.copy)(run / part, tmp_path / part)
-    text = report.write(tmp_path, rollouts.shown)[0].read_text(encoding="utf-8")
+    text = report.write(tmp_path, rollouts.render_rollouts)[0].read_text(encoding="utf-8")
     assert (
         "<b>solved</b>: repo m1 fix m1" in text
         and "<b>not solved</b>: repo m0 fix m0" in text
@@ -130,4 +130,6 @@ def test_without_checkpoints_stored_transcripts_are_shown(run, tmp_path):
 def test_a_checkpoint_that_cannot_be_read_leaves_the_transcripts(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "final" / "model.safetensors").write_bytes(b"no tensors")
-    assert "<b>solved</b>: repo m1" in report.write(tmp_path / "run", rollouts.shown)[0].read_text(encoding="utf-8")
+    assert "<b>solved</b>: repo m1" in report.write(tmp_path / "run", rollouts.render_rollouts)[0].read_text(
+        encoding="utf-8"
+    )

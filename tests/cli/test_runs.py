@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy
@@ -114,6 +114,32 @@ def test_a_setting_that_is_no_more_is_another_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(seal_record(record)))
     with pytest.raises(RunError, match="started with gone = 3, not nothing"):
         Run.open(tmp_path, "kl", Settings(), resume=True)
+
+
+def test_a_run_from_before_a_setting_was_added_resumes(tmp_path):
+    """With the setting's default, and with no other value."""
+    Run.open(tmp_path, "kl", Settings(seed=7)).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    added, default = record["config"].popitem()
+    (tmp_path / "config.json").write_text(json.dumps(seal_record(record)))
+    Run.open(tmp_path, "kl", Settings(seed=7), resume=True).close()
+    with pytest.raises(RunError, match=f"started with {added} = {default}, not other"):
+        Run.open(tmp_path, "kl", replace(Settings(seed=7), **{added: "other"}), resume=True)
+
+
+@dataclass
+class Renamed:
+    max_share: float = field(default=0.5, metadata={"renamed_from": "most"})
+
+
+def test_a_run_from_before_a_setting_was_renamed_resumes(tmp_path):
+    Run.open(tmp_path, "kl", Renamed(0.25)).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["config"] = {"most": record["config"]["max_share"]}
+    (tmp_path / "config.json").write_text(json.dumps(seal_record(record)))
+    Run.open(tmp_path, "kl", Renamed(0.25), resume=True).close()
+    with pytest.raises(RunError, match="started with max_share = 0.25, not 0.5"):
+        Run.open(tmp_path, "kl", Renamed(), resume=True)
 
 
 def test_of_two_that_begin_at_once_one_has_the_folder(tmp_path, monkeypatch):
@@ -715,7 +741,7 @@ def test_seconds_by_hand(tmp_path):
         "".join(json.dumps({"stage": s, "seconds": n}) + "\n" for s, n in lines)
         + '{"stage": "rl", "seconds": Infinity}\n'
     )
-    assert disk.spent(tmp_path) == {"rl": 5.5, "cpt": 1.0}
+    assert disk.sum_stage_seconds(tmp_path) == {"rl": 5.5, "cpt": 1.0}
 
 
 def test_a_torn_end_is_seen_and_the_next_line_has_one_of_its_own(tmp_path):

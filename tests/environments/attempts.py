@@ -136,7 +136,8 @@ PROCESSES = {
 kept, size = ctypes.create_string_buffer(64), 64
 here = (ctypes.c_uint64 * 2)(ctypes.addressof(kept), size)
 there = (ctypes.c_uint64 * 2)(at['address'], size)
-call(310 if os.uname().machine == 'x86_64' else 270, at['process'], ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
+call(310 if os.uname().machine == 'x86_64' else 270, at['process'], \
+ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
 got = at['secret'].encode() in kept.raw
 """,
     ),
@@ -235,7 +236,8 @@ got = at['secret'].encode() in s.recv(100)
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.settimeout(1)
-s.sendto(b'\\x12\\x34\\x01\\0\\0\\x01\\0\\0\\0\\0\\0\\0\\x07planted\\x04test\\0\\0\\x01\\0\\x01', ('127.0.0.1', at['datagrams']))
+s.sendto(b'\\x12\\x34\\x01\\0\\0\\x01\\0\\0\\0\\0\\0\\0\\x07planted\\x04test\\0\\0\\x01\\0\\x01', \
+('127.0.0.1', at['datagrams']))
 got = at['secret'].encode() in s.recv(100)
 """,
     ),
@@ -351,7 +353,8 @@ got = call(304 if x86 else 265, os.open(folder, os.O_RDONLY), ctypes.addressof(k
 import mmap
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(bytes.fromhex('b814000000cd80c3'))  # mov eax, 20 (getpid); int 0x80; ret
-got = os.uname().machine == 'x86_64' and ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() > 0
+got = os.uname().machine == 'x86_64' and \
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() > 0
 """,
         perhaps=True,
     ),

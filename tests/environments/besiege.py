@@ -84,7 +84,7 @@ def main():
             heard = sandbox.call("shell", {"command": "python3 -I runner.py last.json"})
             found |= json.loads(heard.text)
         again = sandbox.call("list", {})
-        print(json.dumps({"found": found, "ended": heard.ended, "lives": again.ok}))
+        print(json.dumps({"found": found, "ended": heard.end_reason, "lives": again.ok}))
 
 
 main()

@@ -18,7 +18,8 @@ import os, socket
 
 def search():
     found = [folder for folder in ("/work", "/tmp", "/dev/shm", "/base", "/run") if os.path.exists(folder + "/secret")]
-    for name, family, address in (("loopback", socket.AF_INET, ("127.0.0.1", 5555)), ("abstract", socket.AF_UNIX, chr(0) + {SECRET!r})):
+    for name, family, address in (("loopback", socket.AF_INET, ("127.0.0.1", 5555)), \
+("abstract", socket.AF_UNIX, chr(0) + {SECRET!r})):
         try:
             socket.socket(family).connect(address)
             found.append(name)
@@ -45,7 +46,8 @@ from pathlib import Path
 def test_attack():
     judge = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
     own = {1, os.getpid(), os.getppid(), judge}
-    found = {"found": search(), "seen": sorted({int(n) for n in os.listdir("/proc") if n.isdigit()} - own), "signalled": []}
+    found = {"found": search(), "seen": sorted({int(n) for n in os.listdir("/proc") if n.isdigit()} - own), \
+"signalled": []}
     for number in set(range(2, 2000)) - own:
         try:
             os.kill(number, 0)
@@ -54,7 +56,8 @@ def test_attack():
             pass
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.killpg(0, signal.SIGUSR1)
-    found["session"] = [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), os.getsid(os.getppid()) == os.getppid()]
+    found["session"] = [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), \
+os.getsid(os.getppid()) == os.getppid()]
     libc = ctypes.CDLL(None)
     found["traced"] = [number for number in own if libc.ptrace(16, number, None, None) == 0]
     found["opened"] = []
@@ -159,15 +162,15 @@ def main():
             found["control"] = planted.begin("exec python3 plant.py").text
             with nursery.sandbox() as attacker:
                 said = judged(attacker, ATTACK)
-                found["attack"] = {"exit": said.exit, "text": said.text, "ended": said.ended}
+                found["attack"] = {"exit": said.exit, "text": said.text, "ended": said.end_reason}
                 found |= json.loads(attacker.call("shell", {"command": "cat found.json"}).text)
                 found["left"] = attacker.call("shell", {"command": "ls /proc | grep -c '^[0-9]'"}).text
             found["lives"] = [nursery.first == first, planted.waits(), victim.waits(), honest(victim), honest()]
         with nursery.sandbox() as full:
-            found["full"] = [full.call("shell", {"command": "head -c 64M /dev/zero > /tmp/full"}).ended, honest()]
+            found["full"] = [full.call("shell", {"command": "head -c 64M /dev/zero > /tmp/full"}).end_reason, honest()]
         with nursery.sandbox() as bomb:
             heard = []
-            thread = threading.Thread(target=lambda: heard.append(bomb.call("shell", {"command": BOMB}).ended))
+            thread = threading.Thread(target=lambda: heard.append(bomb.call("shell", {"command": BOMB}).end_reason))
             thread.start()
             found["beside a bomb"] = [honest() for _ in range(2)]
             thread.join()
@@ -181,7 +184,7 @@ def main():
         found["below"] = below.read_text()
         with nursery.sandbox() as orphan:
             os.kill(nursery.first, 9)
-            found["orphan"] = judged(orphan, HONEST).ended if orphan.begin(JUDGE).ok else "ended"
+            found["orphan"] = judged(orphan, HONEST).end_reason if orphan.begin(JUDGE).ok else "ended"
         found["anew"] = [honest(), nursery.first != first]
     print(json.dumps(found))
 

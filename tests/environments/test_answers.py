@@ -19,9 +19,9 @@ from environments.grading.rewards import Reward
 from environments.grading.verdicts import Verdicts
 from environments.sandbox.open import open_sandbox
 from environments.tasks.answers import OUTCOMES, SILENT, parse_answer, parse_answers
-from environments.tasks.check import Checked
+from environments.tasks.check import TaskCheck
 from environments.tasks.inside import run as program
-from environments.tasks.make import label, make
+from environments.tasks.make import label, make_tasks
 from environments.tasks.runner import LIMITS, Sandboxed
 from tests.environments.test_runner import FILES, NOUNS
 from tests.environments.test_tasks import PACKAGE, Player
@@ -176,8 +176,8 @@ def test_a_run_that_does_not_end_makes_no_task():
         def one(self, files):
             return super().one(files) if files == {**PACKAGE.files, **PACKAGE.tests} else {SILENT: "error"}
 
-    made, normal = make(PACKAGE, Hangs()), make(PACKAGE, Player())
-    assert made.tasks == () and made.tried == normal.tried and normal.tasks
+    made, normal = make_tasks(PACKAGE, Hangs()), make_tasks(PACKAGE, Player())
+    assert made.tasks == () and made.piece_count == normal.piece_count and normal.tasks
     reasons = {made.reasons[label(task.piece)] for task in normal.tasks}
     assert reasons == {("tests: the run does not end without it",)}
 
@@ -192,9 +192,9 @@ def test_nothing_done_must_be_played_to_its_end():
         return Grade(Reward(not failed, 1.0, 1.0, (), total), verdicts, Collected({}, (), {}), ())
 
     gold, keep = graded(1.0, tests), tuple(sorted(tests))[1:]
-    assert Checked(gold, graded(0.0, {*keep}), 0, keep=keep).faults == ()
-    assert Checked(gold, graded(0.0, {*keep[:2]}), 0, keep=keep).faults == (), "half of them"
-    few = Checked(gold, graded(0.0, {keep[0]}), 0, keep=keep).faults
+    assert TaskCheck(gold, graded(0.0, {*keep}), 0, keep=keep).faults == ()
+    assert TaskCheck(gold, graded(0.0, {*keep[:2]}), 0, keep=keep).faults == (), "half of them"
+    few = TaskCheck(gold, graded(0.0, {keep[0]}), 0, keep=keep).faults
     assert few == ("with nothing done, 1 of the 4 tests pass that do not need the feature",)
-    late = Checked(gold, graded(0.0, {*keep}, "missing"), 0, keep=keep).faults
+    late = TaskCheck(gold, graded(0.0, {*keep}, "missing"), 0, keep=keep).faults
     assert late == ("with nothing done, the run does not end: t.py::test_a was not played",)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.grading.guarded import CASES, Exam, Trust, examined, grade, with_canaries
-from environments.grading.inside.remote import Broken, Link, NotCarried, stay_on
+from environments.grading.guarded import CASES, Exam, Trust, add_canaries, grade, prepare_exam
+from environments.grading.inside.remote import Link, LinkError, NotCarried, stay_on
 from environments.grading.lay import Editable, write
 from environments.grading.rewards import Weights
 from environments.grading.verdicts import original
@@ -27,13 +27,13 @@ from tests.environments.test_hacks import EXAM, IN_THE_PROCESS, fresh, nursed
 __all__ = ["fresh", "nursed"]  # fixtures
 
 BARE = Exam(
-    given={name: text.encode() for name, text in blind_hacks.GIVEN.items()},
-    gold={name: text.encode() for name, text in blind_hacks.GOLD.items()},
+    given_tree={name: text.encode() for name, text in blind_hacks.GIVEN.items()},
+    gold_tree={name: text.encode() for name, text in blind_hacks.GOLD.items()},
     editable=Editable(("words/",)),
     tests={"test_nouns.py": blind_hacks.TESTS},
-    wanted=WANTED,
+    required_tests=WANTED,
     package="words",
-    asked=WANTED,
+    target_tests=WANTED,
 )
 WHOLE = Weights(1.0, 0.0, 0.0)
 
@@ -43,7 +43,7 @@ def leave(tmp_path):
     """The folder that an agent left, with these files in it."""
 
     def left(files, exam=BARE):
-        write({**exam.given, **{name: text.encode() for name, text in files.items()}}, tmp_path / "left")
+        write({**exam.given_tree, **{name: text.encode() for name, text in files.items()}}, tmp_path / "left")
         return tmp_path / "left"
 
     return left
@@ -51,15 +51,15 @@ def leave(tmp_path):
 
 @pytest.fixture(scope="module")
 def exam(fresh, nursed):
-    return examined(BARE, "words", fresh, judges=nursed)
+    return prepare_exam(BARE, "words", fresh, judges=nursed)
 
 
 def test_the_original_is_paid_apart(exam, fresh, nursed, leave):
-    assert exam.apart == WANTED and exam.trust is Trust.APART and len(exam.fresh) >= 8
+    assert exam.separate_tests == WANTED and exam.trust is Trust.SEPARATE and len(exam.fresh) >= 8
     found = grade(exam, leave(blind_hacks.GOLD), fresh, judges=nursed)
     assert (
         found.reward.total == 1.0
-        and found.trust is Trust.APART
+        and found.trust is Trust.SEPARATE
         and found.agreement is not None
         and not found.agreement.differing
     )
@@ -83,7 +83,9 @@ def test_an_attack_is_not_paid(name, exam, fresh, nursed, leave):
 
 @pytest.mark.parametrize("hack", [hack for hack in HACKS if hack.name in IN_THE_PROCESS], ids=lambda hack: hack.name)
 def test_a_known_hack_is_not_paid_apart(hack, fresh, nursed, leave):
-    found = grade(replace(EXAM, apart=EXAM.wanted), leave(hack.files, EXAM), fresh, seconds=10, judges=nursed)
+    found = grade(
+        replace(EXAM, separate_tests=EXAM.required_tests), leave(hack.files, EXAM), fresh, seconds=10, judges=nursed
+    )
     assert not found.verdicts.all_passed and found.reward.total == 0.0, found
 
 
@@ -109,9 +111,9 @@ SIGNS = {
 
 @pytest.mark.parametrize("name", SIGNS)
 def test_the_monitor_names_an_attack(name):
-    after = {**BARE.given, **{file: text.encode() for file, text in ATTACKS[name].items()}}
+    after = {**BARE.given_tree, **{file: text.encode() for file, text in ATTACKS[name].items()}}
     tests = {file: text.encode() for file, text in BARE.tests.items()}
-    assert SIGNS[name] in {flag.signature for flag in watch(Attempt(BARE.given, after, (), "words", tests))}
+    assert SIGNS[name] in {flag.signature for flag in watch(Attempt(BARE.given_tree, after, (), "words", tests))}
 
 
 @pytest.mark.parametrize(
@@ -150,14 +152,14 @@ def test_a_canary_has_some_of_its_test_s_cases():
     names = tuple(f"test_a.py::test_n[{n}]" for n in range(20))
     exam, subsets = Exam({}, {}, Editable(()), {"test_a.py": source}, names), set()
     for number in range(9):
-        _, traps = with_canaries(exam, bytes([number]) * 16, names, 2, CASES)
+        _, traps = add_canaries(exam, bytes([number]) * 16, names, 2, CASES)
         cases = {trap.partition("[")[2] for trap in traps}
         assert len(traps) == len(cases) == CASES and {original(trap.partition("[")[0]) for trap in traps} == {
             "test_a.py::test_n"
         }
         assert {f"test_a.py::test_n[{case}" for case in cases} <= {*names}
         subsets.add(frozenset(cases))
-        assert len(with_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
+        assert len(add_canaries(exam, bytes([number]) * 16, names, 4)[1]) == len(names)
     assert len(subsets) > 1
 
 
@@ -195,7 +197,8 @@ for path in glob.glob("/proc/[0-9]*"):
             pass
 LOADED = [name for name in ("pytest", "_pytest", "spy", "judge", "play") if name in __import__("sys").modules]
 HANDLES = len(os.listdir("/proc/self/fd")) - 1
-SEEN = [name for _, _, names in os.walk("/work/exam/tests") for name in names if os.path.getsize(f"/work/exam/tests/{name}")]
+SEEN = [name for _, _, names in os.walk("/work/exam/tests") for name in names \
+if os.path.getsize(f"/work/exam/tests/{name}")]
 """
 
 
@@ -207,7 +210,13 @@ def test_the_package_s_process_sees_nothing_of_the_examiner_s(started, fresh, nu
         "from words.nouns import HANDLES, LOADED, OPEN, SEEN\n\n\ndef test_spy():\n    assert (OPEN, "
         "LOADED, SEEN, HANDLES) == ([], [], [], 5)\n"
     )
-    spying = replace(BARE, tests={"spy.py": tests}, wanted=("spy.py::test_spy",), asked=(), apart=("spy.py::test_spy",))
+    spying = replace(
+        BARE,
+        tests={"spy.py": tests},
+        required_tests=("spy.py::test_spy",),
+        target_tests=(),
+        separate_tests=("spy.py::test_spy",),
+    )
     found = grade(spying, leave({"words/nouns.py": SPY}), fresh, judges=None if started else nursed)
     assert found.verdicts.passed == {"spy.py::test_spy"}, found.verdicts
 
@@ -226,7 +235,7 @@ def linked(serve=None):
             while serve is None:
                 there.serve(there.receive())
             serve(there)
-        except (Broken, OSError, ValueError):
+        except (LinkError, OSError, ValueError):
             pass
         finally:
             os.close(answers)
@@ -414,7 +423,7 @@ def test_what_is_no_message_ends_the_link_and_nothing_else(message):
     with linked(lambda there: (there.receive(), os.write(there.writer, json.dumps(message).encode() + b"\n"))) as here:
         try:
             found = here.ask("get", ["h", 1], "name")
-        except (Broken, Exception):
+        except (LinkError, Exception):
             return
         assert exact(found) or type(found).__module__.startswith("environments") or callable(found) or found is not None
 
@@ -426,7 +435,7 @@ def test_an_answer_names_no_function(name):
         ["ok", ["x", "defaultdict", [["g", *name], ["d", []]]], {}],
         ["error", ["g", *name], {}],
     ):
-        with linked(lambda there, told=told: (there.receive(), there.send(told))) as here, pytest.raises(Broken):
+        with linked(lambda there, told=told: (there.receive(), there.send(told))) as here, pytest.raises(LinkError):
             here.ask("get", ["h", 1], "name")
 
 
@@ -443,7 +452,8 @@ def test_one():
 
 class TestBase:
     def test_two(self):
-        names = {name for name in vars(type(self)) if name.startswith("test")} | {name for name in globals() if name.startswith("test")}
+        names = {name for name in vars(type(self)) if name.startswith("test")} | \
+{name for name in globals() if name.startswith("test")}
         raise RuntimeError(sorted(names))
 
 
@@ -458,11 +468,11 @@ def test_real_tests_and_canaries_are_called_alike():
     import types
 
     from environments.grading.inside.play import rename
-    from environments.grading.verdicts import canaries, disguised
+    from environments.grading.verdicts import disguised, insert_canaries
 
     key = b"k" * 16
     wanted = ["t.py::test_one", "t.py::TestBase::test_two", "t.py::TestMore::test_two"]
-    source, traps = canaries(ALIKE.replace("from words.nouns import plural", ""), key)
+    source, traps = insert_canaries(ALIKE.replace("from words.nouns import plural", ""), key)
     module = types.ModuleType("t")
     exec(compile(source, "t.py", "exec"), vars(module))
     rename(module, source, disguised(wanted, key))

@@ -42,7 +42,7 @@ def test_a_fork_that_is_another_tree_has_no_speed(monkeypatch):
 
 def test_an_oracle_that_is_not_paid_has_no_speed(shared_store, tmp_path):
     plays = oracle.Plays(shared_store)
-    assert plays.exam.given != plays.exam.gold and len(plays.exam.wanted) == 32
+    assert plays.exam.given_tree != plays.exam.gold_tree and len(plays.exam.required_tests) == 32
     with Judges(plays.fresh) as judges, Record(tmp_path / "a.jsonl") as journal:
         with pytest.raises(RunError, match="the oracle is paid 0; that is a fault of the program"):
             plays.grading(journal, plays.tree, judges)

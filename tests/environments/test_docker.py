@@ -101,22 +101,22 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(small, case):
         pytest.skip("only root may look into a container's memory; for others the control group's limit holds")
     command, says = CASES[case]
     heard = small.call("shell", {"command": command}, timeout=0.5 if case.startswith("time") else None)
-    assert heard.ended == says and not heard.ok, heard
+    assert heard.end_reason == says and not heard.ok, heard
     assert len(heard.text.encode()) <= SMALL.output + 100
     after = small.call(
         "shell",
         {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; sleep 0.1; ls /work"},
     )
-    assert after.ok and after.ended is None and after.text.split() == ["python3", "bash", "kept.txt"], after
+    assert after.ok and after.end_reason is None and after.text.split() == ["python3", "bash", "kept.txt"], after
 
 
 def test_the_control_group_ends_what_this_process_does_not_see(begin, monkeypatch):
     """What a user has who may not look into containers: memory and files together are bounded, and it is said what
     ended a command."""
-    monkeypatch.setattr(memory, "held", lambda first: 0)
+    monkeypatch.setattr(memory, "measure_memory", lambda first: 0)
     sandbox = begin(limits=SMALL)
     heard = sandbox.call("shell", {"command": CASES["memory of one process"][0]})
-    assert heard.ended == "more than 96 MiB of memory" and not heard.ok
+    assert heard.end_reason == "more than 96 MiB of memory" and not heard.ok
     assert sandbox.call("shell", {"command": "true"}).ok
 
 
@@ -131,10 +131,10 @@ time.sleep(60)
 
 @pytest.mark.parametrize("whose", ["!=", "=="])
 def test_what_is_left_of_a_command_hides_not_that_memory_ended_it(begin, monkeypatch, whose):
-    monkeypatch.setattr(memory, "held", lambda first: 0)
+    monkeypatch.setattr(memory, "measure_memory", lambda first: 0)
     sandbox = begin(limits=SMALL)
     heard = sandbox.call("shell", {"command": python(KILLED.format(whose=whose))})
-    assert heard.ended == "more than 96 MiB of memory" and not heard.ok and heard.seconds < 15
+    assert heard.end_reason == "more than 96 MiB of memory" and not heard.ok and heard.seconds < 15
     assert sandbox.call("shell", {"command": "cat /proc/[0-9]*/comm; true"}).text.split() == ["python3", "bash"]
 
 
@@ -186,7 +186,7 @@ def test_a_tree_may_be_larger_than_the_disk_s_limit(begin):
     sandbox = begin({f"{i}/a": "x" * (1 << 20) for i in range(10)}, limits=SMALL)
     assert sandbox.call("write", {"path": "more", "text": "x" * (7 << 20)}).ok
     heard = sandbox.call("write", {"path": "most", "text": "x" * (2 << 20)})
-    assert not heard.ok and heard.ended == "more than 8 MiB of disk"
+    assert not heard.ok and heard.end_reason == "more than 8 MiB of disk"
 
 
 def gone(first, seconds=20.0):
@@ -216,7 +216,7 @@ def test_closing_ends_all_and_leaves_no_container(begin, root, shared_store):
     sandbox.close()
     sandbox.close()
     thread.join()
-    assert heard[0].ended == "the sandbox is closed" and gone(sandbox.first, 0) and left() <= before
+    assert heard[0].end_reason == "the sandbox is closed" and gone(sandbox.first, 0) and left() <= before
     assert len(os.listdir("/proc/self/fd")) == handles
     forgotten = open_sandbox(REPOSITORY / "kit", "docker", root=root, store=shared_store)
     first = forgotten.first
@@ -229,8 +229,8 @@ def test_a_server_that_is_killed_ends_the_episode_in_one_line(begin):
     sandbox, client = begin(), connected()
     client.kill(sandbox.container)
     client.close()
-    assert sandbox.call("list", {}).ended == "the sandbox's server has ended; the episode is over"
-    assert sandbox.call("list", {}).ended == "the sandbox's server has ended; the episode is over"
+    assert sandbox.call("list", {}).end_reason == "the sandbox's server has ended; the episode is over"
+    assert sandbox.call("list", {}).end_reason == "the sandbox's server has ended; the episode is over"
 
 
 def test_a_sandbox_ends_with_the_process_that_started_it(engine, root, open_folder):

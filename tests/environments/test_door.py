@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from environments.egress import upstream as egress
 from environments.egress.door import Door
-from environments.egress.rules import HEAD, Host, Refused, Rules, judge
+from environments.egress.rules import HEAD, Host, Refused, Rules, check_request
 from kit.disk import read_lines
 from tests.environments.upstream import answering
 
@@ -70,8 +70,8 @@ CASES = {
 def test_what_is_refused(name):
     head, status = CASES[name]
     with pytest.raises(Refused) as found:
-        judge(head, RULES)
-    assert found.value.status == status and found.value.why and "\n" not in found.value.why
+        check_request(head, RULES)
+    assert found.value.status == status and found.value.reason and "\n" not in found.value.reason
 
 
 def test_what_goes_on():
@@ -84,10 +84,10 @@ def test_what_goes_on():
         "cookie: a",
         "Content-Length: 0",
     ]
-    asked = judge("\r\n".join(lines).encode(), RULES)
+    asked = check_request("\r\n".join(lines).encode(), RULES)
     assert (asked.method, asked.host, asked.path, asked.headers) == ("GET", "pypi.index", "/a+b/c", {"accept": "*/*"})
     assert asked.dropped == ("host", "authorization", "cookie", "content-length") and "secret" not in repr(asked)
-    assert judge(b"HEAD http://looked.at HTTP/1.0\r\nAccept: " + b"x" * 301, RULES).headers == {}
+    assert check_request(b"HEAD http://looked.at HTTP/1.0\r\nAccept: " + b"x" * 301, RULES).headers == {}
 
 
 PARTS = [
@@ -115,7 +115,7 @@ PARTS = [
 def test_whatever_goes_on_is_on_the_list(head):
     """For any bytes: no other error than Refused, and of what goes on there is one reading only."""
     try:
-        asked = judge(head, RULES)
+        asked = check_request(head, RULES)
     except Refused:
         return
     assert asked.method in RULES.hosts[asked.host].methods and {*asked.headers} <= {*RULES.headers}
@@ -127,10 +127,10 @@ def test_whatever_goes_on_is_on_the_list(head):
 def test_a_path_that_goes_on_is_read_once(path):
     """What stays when escapes are taken out has none, and goes through again as it is."""
     try:
-        once = judge(f"GET http://pypi.index/{path} HTTP/1.1".encode(), RULES).path
+        once = check_request(f"GET http://pypi.index/{path} HTTP/1.1".encode(), RULES).path
     except Refused:
         return
-    assert judge(f"GET http://pypi.index{once} HTTP/1.1".encode(), RULES).path == once
+    assert check_request(f"GET http://pypi.index{once} HTTP/1.1".encode(), RULES).path == once
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "1", "a.1", "A.b", "a..b", "-a", "a:1", "", "a b", "a\n"])

@@ -16,7 +16,7 @@ from environments.sandbox.inside.places import PROXY
 from environments.sandbox.interface import Limits
 from environments.sandbox.listening import Pair
 from environments.sandbox.open import open_sandbox
-from environments.sandbox.wire import Broken
+from environments.sandbox.wire import WireError
 from kit.disk import read_lines
 from kit.settings import RunError
 from tests.environments.planted import planted
@@ -77,7 +77,7 @@ def test_no_attempt_gets_anything_with_a_door(root, shared_store):
                     assert sandbox.call("write", {"path": path, "text": text}).ok
                 heard = sandbox.call("shell", {"command": "python3 -I runner.py asked.json"})
                 found = json.loads(heard.text)
-                assert sandbox.call("list", {}).ok and heard.ended is None
+                assert sandbox.call("list", {}).ok and heard.end_reason is None
             assert read_lines(folder / "log") == []
     assert found.keys() == CODES.keys() and not [
         one for one in found.values() if one.get("got") or one.get("error", "").startswith(MISTAKES)
@@ -176,7 +176,7 @@ def test_what_a_sandbox_may_hand_out(monkeypatch):
 
     def hand_out(said, *handles):
         with Pair() as pair:
-            socket.send_fds(pair.theirs, [said], [one.fileno() for one in handles])
+            socket.send_fds(pair.inner_socket, [said], [one.fileno() for one in handles])
             return pair.received()
 
     (listener, other), file = (socket.create_server(("127.0.0.1", 0)) for _ in range(2)), tempfile.TemporaryFile()
@@ -184,9 +184,9 @@ def test_what_a_sandbox_may_hand_out(monkeypatch):
         monkeypatch.setattr(listening, "PROXY", listener.getsockname())
         before = len(os.listdir("/proc/self/fd"))
         for handles in ((), (other,), (file,), (quiet,), (listener, listener)):
-            with pytest.raises(Broken, match="hands out no socket"):
+            with pytest.raises(WireError, match="hands out no socket"):
                 hand_out(b"door", *handles)
-        with pytest.raises(Broken, match="hands out no socket"):
+        with pytest.raises(WireError, match="hands out no socket"):
             hand_out(b"x", listener)
         hand_out(b"door", listener).close()
         assert len(os.listdir("/proc/self/fd")) == before

@@ -22,7 +22,7 @@ from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.harness.environment import HarnessEnvironment, HarnessTask
 from environments.harness.task_set import HarnessTasks, Levels, spans_of
-from environments.harness.tools import chosen, openai
+from environments.harness.tools import openai, select_tools
 from environments.harness.workspace import Job
 from environments.sandbox.interface import Limits as Bounds
 from environments.sandbox.open import open_sandbox
@@ -174,12 +174,14 @@ def chat_format():
     trainer = trainers.BpeTrainer(
         vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator([*said, json.dumps(openai(chosen(TOOLS)))], trainer)
+    tokenizer.train_from_iterator([*said, json.dumps(openai(select_tools(TOOLS)))], trainer)
     merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     tokenizer = bytes_tokenizer(
         *merges, control=("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>")
     )
-    return TemplateFormat(tokenizer, Template(PUBLISHED["qwen2_5"], {"eos_token": "<|im_end|>"}), openai(chosen(TOOLS)))
+    return TemplateFormat(
+        tokenizer, Template(PUBLISHED["qwen2_5"], {"eos_token": "<|im_end|>"}), openai(select_tools(TOOLS))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -346,9 +348,9 @@ def test_levels_follow_success(tasks, made):
         return Rollout(Chain(), metrics={} if failure else {"success": success}, failure=failure)
 
     levels.update(easy, [ended(1.0, "dead")] * 9 + [ended(1.0)] * 3)
-    assert levels.progress.now == 0 and levels.progress.tried == 3
+    assert levels.progress.level == 0 and levels.progress.num_rollouts == 3
     levels.update(easy, [ended(1.0)])
-    assert levels.progress.now == 1 and {task.key for task in levels.choose(1, 3)} == set(list(made)[2:])
+    assert levels.progress.level == 1 and {task.key for task in levels.choose(1, 3)} == set(list(made)[2:])
     with pytest.raises(ValueError, match="task other of the schedule is not in the stream"):
         Levels(Schedule({"other": 1.0}, number=1), tasks)
 
@@ -363,7 +365,7 @@ def test_an_episode_whose_time_is_over_is_over(tasks, made):
     assert (
         result.done
         and "the time of the episode is over" in result.messages[1].content
-        and 1.0 <= environment.spent < 4.0
+        and 1.0 <= environment.elapsed_seconds < 4.0
     )
     reward = environment.reward()
     environment.close()

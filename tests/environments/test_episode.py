@@ -63,13 +63,13 @@ TREE = Paper(EMPTY).snapshot()
 
 
 def job(**more):
-    return Job(**{"task": "a-task", "prompt": "Write it.", "tree": TREE, "given": {}, **more})
+    return Job(**{"task": "a-task", "prompt": "Write it.", "tree": TREE, "given_files": {}, **more})
 
 
 def episode(path, replies, budget=BUDGET, said=0, sandbox=Paper, **more):
     """Who plays them, and their transcript."""
     journal = Record(path)
-    policy = replies if hasattr(replies, "reply") else Script(replies, said=said)
+    policy = replies if hasattr(replies, "reply") else Script(replies, reply_count=said)
     return Episode(job(**more), policy, journal, sandbox, Shelf(), budget), journal
 
 
@@ -397,7 +397,7 @@ def test_another_tasks_transcript_is_refused(tmp_path):
     played.play()
     journal.close()
     with pytest.raises(RunError, match="was begun by nobody, not by another"):
-        episode(tmp_path / "t", [], who="another")
+        episode(tmp_path / "t", [], policy_name="another")
     for more in ({"task": "other"}, {"prompt": "Other."}, {"strict": True}, {"tools": ("read", "finish")}):
         with pytest.raises(
             RunError, match="is a transcript of a-task, or was begun with another prompt or other tools"
@@ -462,7 +462,7 @@ def test_in_a_sandbox(tmp_path, start, shared_store):
         return open_sandbox(name, store=shared_store)
 
     played = Episode(
-        job(tree=tree, given=GIVEN, pages={"dates.md": "how dates are written"}),
+        job(tree=tree, given_files=GIVEN, pages={"dates.md": "how dates are written"}),
         Script(replies),
         journal,
         fork,
@@ -502,7 +502,7 @@ def test_a_sandbox_that_dies_ends_the_episode(tmp_path, start, shared_store):
 
     class Kills(Script):
         def reply(self, messages, tools, most):
-            if self.said == 1:
+            if self.reply_count == 1:
                 opened[0].close()
             return super().reply(messages, tools, most)
 

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.grading import fresh as module
-from environments.grading.draw import drawn, mutated, text_of
-from environments.grading.fresh import LEAST, MOST, Agreement, agreement, questions, same
-from environments.grading.guarded import grade, questioned
-from environments.grading.inside.fresh import NotPlain, packed, unpacked
+from environments.grading.draw import draw_calls, mutated, text_of
+from environments.grading.fresh import (
+    MAX_QUESTIONS,
+    MIN_QUESTIONS,
+    Agreement,
+    are_equal,
+    make_questions,
+    measure_agreement,
+)
+from environments.grading.guarded import add_questions, grade
+from environments.grading.inside.fresh import NotPlain, pack_value, unpack_value
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
 from tests.environments.hacks import GOLD, MEMORISED, NEAR, PLURALS
@@ -39,10 +46,10 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_plain_values_travel_by_json(value):
-    told = json.loads(json.dumps(packed(value)))
-    assert repr(unpacked(told)) == repr(value) or packed(unpacked(told)) == told
-    assert type(unpacked(told)) is type(value) and same(told, packed(value, exact=False)) == same(
-        packed(value, exact=False), told
+    told = json.loads(json.dumps(pack_value(value)))
+    assert repr(unpack_value(told)) == repr(value) or pack_value(unpack_value(told)) == told
+    assert type(unpack_value(told)) is type(value) and are_equal(told, pack_value(value, exact=False)) == are_equal(
+        pack_value(value, exact=False), told
     )
 
 
@@ -50,11 +57,11 @@ def test_plain_values_travel_by_json(value):
 def test_same_is_equal(one, other):
     """As == has it: 1 and 1.0 and True are the same, a list and a tuple are not, and the order of a dict does not
     matter."""
-    a, b = packed(one, exact=False), packed(other, exact=False)
-    assert same(a, a) and same(a, b) == same(b, a)
+    a, b = pack_value(one, exact=False), pack_value(other, exact=False)
+    assert are_equal(a, a) and are_equal(a, b) == are_equal(b, a)
     if one == other:
-        assert same(a, b)
-    assert same(a, json.loads(json.dumps(a)))
+        assert are_equal(a, b)
+    assert are_equal(a, json.loads(json.dumps(a)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,7 @@ def test_same_is_equal(one, other):
     ],
 )
 def test_same_by_hand(one, other, equal):
-    assert same(packed(one, exact=False), packed(other, exact=False)) == equal
+    assert are_equal(pack_value(one, exact=False), pack_value(other, exact=False)) == equal
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_same_by_hand(one, other, equal):
     [["int", []], ["int", "x"], ["float"], [], {"a": 1}, [["int", "1"]], ["int", "9" * 5000], "int", 3, [[[[]]]]],
 )
 def test_what_is_no_answer_is_none(told):
-    assert not same(["int", "1"], told)
+    assert not are_equal(["int", "1"], told)
 
 
 def test_what_is_not_plain_does_not_travel():
@@ -96,33 +103,33 @@ def test_what_is_not_plain_does_not_travel():
         deep = [deep]
     for value in (object(), len, Word("a"), [Word("a")], deep, complex(1), range(3)):
         with pytest.raises(NotPlain):
-            packed(value)
-    assert packed(Word("a"), exact=False) == "a", "as its base, whatever it says"
+            pack_value(value)
+    assert pack_value(Word("a"), exact=False) == "a", "as its base, whatever it says"
 
 
 @given(PLAIN, st.integers(0, 99))
 def test_near_values_have_the_same_type(value, seed):
-    one, other = (mutated(unpacked(packed(value)), random.Random(seed)) for _ in range(2))
+    one, other = (mutated(unpack_value(pack_value(value)), random.Random(seed)) for _ in range(2))
     assert type(one) is type(value) and repr(one) == repr(other)
-    packed(one)
+    pack_value(one)
 
 
 def calls(*args):
-    return [{"function": "m:f", "args": [packed(one) for one in each], "named": {}} for each in args]
+    return [{"function": "m:f", "args": [pack_value(one) for one in each], "named": {}} for each in args]
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.integers(0, 9)), max_size=5, unique=True), st.text(max_size=3))
 def test_drawing(rows, seed):
     """The same ones for the same seed, none twice, and none that was there."""
     known = calls(*rows)
-    found = drawn(known, seed, 20)
+    found = draw_calls(known, seed, 20)
     texts = [text_of(one) for one in found]
     assert (
-        found == drawn(known, seed, 20)
+        found == draw_calls(known, seed, 20)
         and len({*texts}) == len(found) <= 20
         and not {*texts} & {text_of(one) for one in known}
     )
-    assert all([type(unpacked(one)) for one in call["args"]] == [str, int] for call in found)
+    assert all([type(unpack_value(one)) for one in call["args"]] == [str, int] for call in found)
     assert bool(found) == bool(rows)
 
 
@@ -131,7 +138,7 @@ def test_drawing(rows, seed):
 
 @pytest.fixture(scope="module")
 def exam(root, shared_store):
-    return questioned(
+    return add_questions(
         EXAM, "words", partial(open_sandbox, root=root, store=shared_store, limits=Limits(output=1 << 20))
     )
 
@@ -139,7 +146,9 @@ def exam(root, shared_store):
 def test_questions_about_plurals(exam, fresh):
     """No word of a test is among them, the original answers them, and the same seed gives the same ones."""
     assert (
-        questioned(EXAM, "words", fresh).fresh == exam.fresh and len(exam.fresh) == MOST and exam.wanted == EXAM.wanted
+        add_questions(EXAM, "words", fresh).fresh == exam.fresh
+        and len(exam.fresh) == MAX_QUESTIONS
+        and exam.required_tests == EXAM.required_tests
     )
     space: dict = {}
     exec(GOLD["words/nouns.py"], space)
@@ -237,7 +246,8 @@ def here(number):
 def test_all(n):
     assert pure(n) and pure(n, "b", 3, sign=2, more=1) and cached(n) and cached(n, base=n) and _private(n)
     assert branch(n) and by_chance(n) and by_order(n)
-    assert by_hash(str(n)) and changing([n]) and calling(here, n) and giving(n) and [*generating(n)] and endless(n) and Kind().method(n) and here(n)
+    assert by_hash(str(n)) and changing([n]) and calling(here, n) and giving(n) and [*generating(n)] \
+and endless(n) and Kind().method(n) and here(n)
     assert strict(str(n))
     with pytest.raises(ValueError):
         strict("x" * n)
@@ -263,8 +273,8 @@ def asked(root, shared_store):
     )
     wanted = [f"tests/test_m.py::test_all[{n}]" for n in (1, 2, 3, 7)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "EACH", 0.1)
-        found = questions(
+        patch.setattr(module, "CALL_SECONDS", 0.1)
+        found = make_questions(
             {"m.py": holes.encode()}, {"m.py": MODULE.encode()}, {"tests/test_m.py": TESTED}, wanted, opens, "seed", 20
         )
     return found, opens
@@ -279,7 +289,7 @@ def test_only_what_has_one_answer_is_asked(asked):
 
 def test_only_what_reaches_the_hole_is_asked(asked):
     """Below 5 the branch that stayed answers."""
-    numbers = [unpacked(one.args[0]) for one in asked[0] if one.function == "m:branch"]
+    numbers = [unpack_value(one.args[0]) for one in asked[0] if one.function == "m:branch"]
     assert numbers and all(number >= 5 for number in numbers)
 
 
@@ -288,7 +298,7 @@ def test_an_error_counts_where_a_test_has_it(asked):
     found = [one for one in asked[0] if one.function == "m:strict"]
     assert {one.kind for one in found} == {"value", "error"} and all(one.args[0] for one in found)
     assert all(one.answer[0] == "ValueError" for one in found if one.kind == "error")
-    assert all(unpacked(one.args[0]) <= 7 for one in asked[0] if one.function == "m:endless")
+    assert all(unpack_value(one.args[0]) <= 7 for one in asked[0] if one.function == "m:endless")
 
 
 @pytest.mark.parametrize(
@@ -311,12 +321,12 @@ def test_an_error_counts_where_a_test_has_it(asked):
 def test_answers_by_hand(asked, body, agrees):
     """What a solution says that is no answer differs, and nothing it does is an error of the grader."""
     mine = [one for one in asked[0] if one.function == "m:strict"]
-    found = agreement(mine, {"m.py": f"def strict(text):\n    {body}\n".encode()}, asked[1], 1)
-    assert found.good == agrees and found.asked == len(mine) and {*found.differing} <= {"m:strict"}
+    found = measure_agreement(mine, {"m.py": f"def strict(text):\n    {body}\n".encode()}, asked[1], 1)
+    assert found.good == agrees and found.question_count == len(mine) and {*found.differing} <= {"m:strict"}
 
 
 def test_a_tenth_may_differ():
-    assert Agreement(20, ("f",) * 2).good and not Agreement(20, ("f",) * 3).good and Agreement(LEAST, ()).good
+    assert Agreement(20, ("f",) * 2).good and not Agreement(20, ("f",) * 3).good and Agreement(MIN_QUESTIONS, ()).good
 
 
 # Who is paid.
@@ -345,4 +355,4 @@ def test_who_is_honest_is_paid(name, exam, fresh, nursed, leave):
 
 def test_the_original_is_paid_in_full(exam, fresh, leave):
     found = grade(exam, leave(GOLD), fresh)
-    assert found.reward.total == 1.0 and found.agreement == Agreement(MOST, ())
+    assert found.reward.total == 1.0 and found.agreement == Agreement(MAX_QUESTIONS, ())

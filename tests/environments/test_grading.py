@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.grading.halves import halves
-from environments.grading.lay import NEVER, Collected, Editable, collect, lay, write
+from environments.grading.lay import FORBIDDEN_FILES, Collected, Editable, collect, lay, write
 from environments.grading.rewards import Weights, added, changed, conformance, reward, succinctness
-from environments.grading.verdicts import canaries, disguised, read, seal
+from environments.grading.verdicts import disguised, insert_canaries, read, seal
 
 # G2: what is laid.
 
@@ -174,7 +174,7 @@ def test_names_that_differ_by_capitals_and_too_many_files(tmp_path):
     ],
 )
 def test_what_runners_obey_is_never_editable(name):
-    assert NEVER.fullmatch(name) and name not in Editable(("a/",))
+    assert FORBIDDEN_FILES.fullmatch(name) and name not in Editable(("a/",))
     with pytest.raises(ValueError, match="cannot be editable"):
         Editable((name,))
 
@@ -353,7 +353,7 @@ class Anything:
 
 def test_canaries_fail_for_all_solutions():
     """For the right one and for wrong ones. What is equal to everything passes a real test, and a canary as well."""
-    source, copies = canaries(TESTS, KEY)
+    source, copies = insert_canaries(TESTS, KEY)
     wanted = r"(test_(one|two)|TestMore::test_three)_[0-9a-f]{12}"
     assert len(copies) == 3 and all(re.fullmatch(wanted, name) for name in copies)
     rest = iter(source.split("\n"))
@@ -411,7 +411,7 @@ class Ends(list):
 def test_a_canary_of_equality(source, cheats):
     """What it asks for has the type and the shape of what was expected: an object that is equal to every text is seen
     as one equal to everything."""
-    text, (name,) = canaries(source, KEY)
+    text, (name,) = insert_canaries(source, KEY)
     for cheat in cheats:
         passed = play(text, lambda value, cheat=cheat: cheat)
         assert passed["test_a"] and passed[name]
@@ -430,7 +430,7 @@ def test_a_canary_of_equality(source, cheats):
 def test_a_canary_of_a_method(line):
     """It stands in the method's class, in the manner of unittest as well."""
     source = f"import unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {line}\n"
-    text, (name,) = canaries(source, KEY)
+    text, (name,) = insert_canaries(source, KEY)
     owner, _, method = name.partition("::")
     for answer, passes in ((Text(), True), (Anything(), True), ("cities", False), ("city", False), (None, False)):
         space: dict = {"split": lambda value, answer=answer: answer}
@@ -449,14 +449,17 @@ def test_a_canary_with_cases():
 
 
 def test_canaries_by_key():
-    assert canaries(TESTS, KEY) == canaries(TESTS, KEY) and canaries(TESTS, KEY)[1] != canaries(TESTS, b"other")[1]
-    assert len(canaries(TESTS, KEY, most=1)[1]) == 1
-    assert canaries("x = 1\n", KEY) == ("x = 1\n", ())
+    assert (
+        insert_canaries(TESTS, KEY) == insert_canaries(TESTS, KEY)
+        and insert_canaries(TESTS, KEY)[1] != insert_canaries(TESTS, b"other")[1]
+    )
+    assert len(insert_canaries(TESTS, KEY, max_canaries=1)[1]) == 1
+    assert insert_canaries("x = 1\n", KEY) == ("x = 1\n", ())
     four = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n\n\n" for n in range(9))
-    text, names = canaries(four, KEY)
+    text, names = insert_canaries(four, KEY)
     assert len(names) == 4 and text.count("assert nearly_") == 2 and text.count("assert False") == 2
     with pytest.raises(SyntaxError):
-        canaries("def", KEY)
+        insert_canaries("def", KEY)
 
 
 INDENTED = '''class TestA:
@@ -474,7 +477,7 @@ def test_laws_of_canaries(key, most):
     """Whatever the key: the lines of the source stay in their order, and canaries stand on both sides of their tests
     where there are several."""
     many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\r\n" for n in range(6)) + INDENTED
-    text, names = canaries(many, key, most)
+    text, names = insert_canaries(many, key, most)
     rest = iter(text.split("\n"))
     assert all(line in rest for line in many.replace("\r\n", "\n").rstrip("\n").split("\n")) and len(names) == most
     order = [found[1] for found in re.finditer(r"^\s*def (test_\w+)", text, re.MULTILINE)]
@@ -505,7 +508,7 @@ def test_a_plain_answer_is_wrong_and_nothing_more(key, wanted, other):
             return [{"a": one} for one in beside(value["a"])]
         return [type(value)([one, *value[1:]]) for one in beside(value[0])]
 
-    text, names = canaries(f"def test_0():\n    assert split(0) == {wanted!r}\n", key)
+    text, names = insert_canaries(f"def test_0():\n    assert split(0) == {wanted!r}\n", key)
     assert text.count("assert nearly_") == 1
     for answer in beside(wanted):
         assert not play(text, lambda _, answer=answer: answer)[names[0]], answer
@@ -521,7 +524,7 @@ def test_canaries_are_copies_of_the_tests_that_ask_first(key, first, most):
     """And one of those asks for another value, so that who answers them alone with something equal to everything is
     seen."""
     many = "".join(f"def test_{n}():\n    assert split({n}) == {n}\n" for n in range(6)) + INDENTED
-    text, names = canaries(many, key, most, first)
+    text, names = insert_canaries(many, key, most, first)
     assert len({name.rpartition("_")[0] for name in names} & first) == min(most, len(first))
     asks = {str(n): f"test_{n}" in first for n in range(6)}
     passed = play(text, lambda value: Anything() if asks.get(str(value), "TestA::test_a" in first) else value)
@@ -537,7 +540,7 @@ def test_laws_of_disguises(tests):
         head, bracket, case = test.partition("[")
         assert re.fullmatch(re.escape(head) + "_[0-9a-f]{12}" + re.escape(bracket + case), name)
     assert disguised(["a[1]"], KEY)["a[1]"].partition("[")[0] == disguised(["a[2]"], KEY)["a[2]"].partition("[")[0]
-    names = canaries(TESTS, KEY)[1]
+    names = insert_canaries(TESTS, KEY)[1]
     assert not {*names} & {*disguised([name.rpartition("_")[0] for name in names], KEY).values()}
 
 

@@ -23,11 +23,11 @@ from tests.environments.hacks import GIVEN, GOLD, HACKS, HELD, HONEST, VISIBLE
 
 NAMES = {"visible.py": ("days", "cities", "boxes"), "held.py": ("flies", "churches", "keys")}
 EXAM = Exam(
-    given={name: text.encode() for name, text in GIVEN.items()},
-    gold={name: text.encode() for name, text in GOLD.items()},
+    given_tree={name: text.encode() for name, text in GIVEN.items()},
+    gold_tree={name: text.encode() for name, text in GOLD.items()},
     editable=Editable(("words/",)),
     tests={"visible.py": VISIBLE, "held.py": HELD},
-    wanted=tuple(f"{file}::test_{name}" for file, names in NAMES.items() for name in names),
+    required_tests=tuple(f"{file}::test_{name}" for file, names in NAMES.items() for name in names),
     package="words",
 )
 LIMITS = Limits(output=1 << 20)
@@ -81,7 +81,7 @@ def leave(tmp_path):
     def left(files: dict[str, str], links: dict[str, str] | None = None):
         folder = tmp_path / "left"
         shutil.rmtree(folder, ignore_errors=True)
-        write({**EXAM.given, **{name: text.encode() for name, text in files.items()}}, folder)
+        write({**EXAM.given_tree, **{name: text.encode() for name, text in files.items()}}, folder)
         for name, target in (links or {}).items():
             (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to(target)
@@ -176,9 +176,11 @@ def test_the_honest_solution_is_paid(fresh, leave, shared_store):
         folder = shared_store.tree(sandbox.snapshot())
     assert any(folder.rglob("__pycache__/*.pyc")) and (folder / ".pytest_cache").is_dir()
     found = grade(EXAM, folder, fresh, calls)
-    assert found.reward.total == 1.0 and found.reward.flags == () and found.verdicts.passed == set(EXAM.wanted), found
+    assert (
+        found.reward.total == 1.0 and found.reward.flags == () and found.verdicts.passed == set(EXAM.required_tests)
+    ), found
     assert naive(fresh, folder) == 1.0
-    gold = grade(EXAM, leave({name: data.decode() for name, data in EXAM.gold.items()}), fresh)
+    gold = grade(EXAM, leave({name: data.decode() for name, data in EXAM.gold_tree.items()}), fresh)
     assert gold.reward.total == 1.0
 
 

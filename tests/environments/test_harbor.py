@@ -18,9 +18,9 @@ from environments.sandbox.engine import connected, image
 from environments.sandbox.interface import Limits
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import exam_of
-from environments.tasks.make import make
+from environments.tasks.make import make_tasks
 from environments.tasks.package import Package
-from environments.tasks.recipe import as_json as as_recipe
+from environments.tasks.recipe import make_recipe as as_recipe
 from etude.tasks import export_all, write_anew
 from kit.settings import RunError
 from ref.feature_deletion import FILE, PROGRAM
@@ -36,7 +36,7 @@ def test_seen():
 """
 PACKAGE = Package("words", "1.0", {FILE: PROGRAM, "LICENSE": b"MIT"}, {"tests/test_words.py": TESTS}, "MIT", "folder")
 """The demonstration of ref/feature_deletion.py, whose tests are played by hand."""
-TASK = next(task for task in make(PACKAGE, Player()).tasks if task.piece.way == "slice")
+TASK = next(task for task in make_tasks(PACKAGE, Player()).tasks if task.piece.way == "slice")
 FILES = folder(TASK, PACKAGE, "8.0.0", 30.0)
 
 
@@ -64,11 +64,11 @@ def test_the_agent_gets_the_given_tree_and_the_solution_makes_the_gold_of_it():
         for path, data in FILES.items()
         if path.startswith("environment/app/")
     }
-    assert app == exam.given
+    assert app == exam.given_tree
     solved = {
         path.removeprefix("solution/files/"): data for path, data in FILES.items() if path.startswith("solution/files/")
     }
-    assert solved and {**app, **solved} == exam.gold
+    assert solved and {**app, **solved} == exam.gold_tree
     code = TASK.piece.patches[0].edits[0].old
     seen = b"".join(data for path, data in FILES.items() if path.startswith(("environment/", "instruction")))
     assert code.strip() and code not in seen
@@ -226,7 +226,7 @@ def test_a_folder_that_is_there_is_replaced_whole(tmp_path):
 
 
 def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, monkeypatch, capsys):
-    made = make(PACKAGE, Player())
+    made = make_tasks(PACKAGE, Player())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("etude.tasks.package_of", lambda spec, cache: PACKAGE)
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
@@ -238,7 +238,7 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
 
     monkeypatch.setattr("etude.tasks.made_of", made_of)
     monkeypatch.setattr(
-        "etude.tasks.examined", lambda exam, *how: exam
+        "etude.tasks.prepare_exam", lambda exam, *how: exam
     )  # that needs sandboxes, and is shown by test_apart.py
     recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()

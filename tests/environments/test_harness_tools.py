@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.harness.index import K1, B, Index, words
-from environments.harness.tools import INSIDE, OWN, TOOLS, BadCall, anthropic, chosen, mcp, openai
+from environments.harness.tools import INSIDE, OWN, TOOLS, BadCall, anthropic, mcp, openai, select_tools
 from environments.sandbox.inside import server
 
 KINDS = {"string": str, "integer": int, "boolean": bool}
@@ -26,7 +26,7 @@ def test_the_sandbox_takes_what_the_schemas_promise():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_one_schema_on_three_wires(strict):
-    tools = chosen([*TOOLS])
+    tools = select_tools([*TOOLS])
     one, other, third = openai(tools, strict), anthropic(tools), mcp(tools)
     for a, b, c in zip(one, other, third, strict=True):
         function = a["function"]
@@ -58,11 +58,11 @@ def test_every_call_that_fits_its_schema_is_taken_as_it_is(data, tool, strict):
     for one in tool.arguments:
         if one.needed or data.draw(st.booleans()):
             args[one.name] = data.draw(VALUES.get(one.kind, TODOS))
-    assert tool.checked(json.dumps(args), strict) == args
+    assert tool.parse_arguments(json.dumps(args), strict) == args
     if tool in INSIDE:
         assert server.checked(tool.name, args) == args
     nothing = {one.name: None for one in tool.arguments if one.name not in args}
-    assert tool.checked({**args, **nothing}, strict) == args
+    assert tool.parse_arguments({**args, **nothing}, strict) == args
 
 
 @given(
@@ -78,7 +78,7 @@ def test_whatever_is_written_is_taken_or_refused_in_one_line(tool, value, strict
         "{" + str(value),
     ):
         try:
-            found = tool.checked(written, strict)
+            found = tool.parse_arguments(written, strict)
         except BadCall as error:
             assert str(error).isprintable() and tool.name in str(error)
         else:
@@ -109,22 +109,22 @@ def test_whatever_is_written_is_taken_or_refused_in_one_line(tool, value, strict
 def test_broken_calls_by_hand(tool, written, lenient, strict):
     for how, wanted in ((False, lenient), (True, strict)):
         if isinstance(wanted, dict):
-            assert TOOLS[tool].checked(written, how) == wanted
+            assert TOOLS[tool].parse_arguments(written, how) == wanted
         else:
             with pytest.raises(BadCall) as said:
-                TOOLS[tool].checked(written, how)
+                TOOLS[tool].parse_arguments(written, how)
             assert wanted in str(said.value)
 
 
 def test_an_environment_chooses_its_tools():
-    assert [tool.name for tool in chosen(["read", "finish"])] == ["read", "finish"]
+    assert [tool.name for tool in select_tools(["read", "finish"])] == ["read", "finish"]
     for names, says in (
         (["read", "fly", "finish"], "no tool 'fly'"),
         (["read"], "must hold finish"),
         (["finish", "finish"], "each once"),
     ):
         with pytest.raises(ValueError, match=says):
-            chosen(names)
+            select_tools(names)
 
 
 # Search.

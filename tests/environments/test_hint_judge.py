@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from environments.harness.hint_judge import BadAnswer, asked, judged
+from environments.harness.hint_judge import BadAnswer, find_fault, make_judge_prompt
 from environments.harness.messages import PolicyError
 from environments.harness.remote import Remote
 from tests.environments.served import CUT, answer, serving
@@ -26,7 +26,7 @@ def ask(*answers, lines=LINES, gold=""):
     """What comes of these answers, and what was asked: bodies of requests."""
     with serving(lambda number, body: answers[number]) as (address, requests):
         try:
-            found = judged(Remote(address, "a-judge", sleep=lambda seconds: None), lines, SHOWN, gold)
+            found = find_fault(Remote(address, "a-judge", sleep=lambda seconds: None), lines, SHOWN, gold)
         except (BadAnswer, PolicyError) as error:
             found = error
     return found, [body["messages"] for body, _ in requests]
@@ -51,9 +51,9 @@ def test_a_good_answer():
         and "test_held" not in told["content"]
         and "original code" not in told["content"]
     )
-    _, (_, told) = "", asked(LINES, SHOWN, "+    return noun + 's'")
+    _, (_, told) = "", make_judge_prompt(LINES, SHOWN, "+    return noun + 's'")
     assert told.text.endswith("# The original code. Nothing of it may be in the hint.\n\n+    return noun + 's'")
-    assert ask(says(0, ""))[0] is None and "Nobody has graded it." in asked(LINES[:-1])[1].text
+    assert ask(says(0, ""))[0] is None and "Nobody has graded it." in make_judge_prompt(LINES[:-1])[1].text
 
 
 BAD = {
@@ -89,7 +89,7 @@ def test_a_server_that_breaks():
 
 def test_a_long_episode_fits():
     turns = itertools.chain(*(turn(made("read", "x" * 9000, path=PATH), text="y" * 9000) for _ in range(200)))
-    _, told = asked([begin(), *turns])
+    _, told = make_judge_prompt([begin(), *turns])
     assert (
         len(told.text) < 100 << 10
         and "## Reply 1\n" in told.text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.harness.hint_audit import Secret, refusal
-from environments.harness.hints import RULES, SAYS, Fault, faults, row
+from environments.harness.hints import RULES, SAYS, Fault, find_faults, row
 from environments.harness.turns import turns, words_of
 from ref import sft
 from tests.environments.transcripts import PATH, begin, changed, grade, made, summary, turn
@@ -171,14 +171,14 @@ def of(parts) -> list[dict]:
 @pytest.mark.parametrize("case", CASES)
 def test_rules_and_near_misses(case):
     parts, wanted = CASES[case]
-    found = faults(of(parts), NAMES[:1])
+    found = find_faults(of(parts), NAMES[:1])
     assert [(one.turn.number, one.rule) for one in found] == [(number, rule) for number, rule, _ in wanted]
     assert all(says in one.says for one, (*_, says) in zip(found, wanted, strict=True))
 
 
 def test_what_the_grader_saw_counts_where_the_tests_are_known():
     red = of([turn(RED), turn(FINISH), [grade(NAMES[1])]])
-    assert faults(red, NAMES[:1]) == [] and [one.rule for one in faults(red)] == ["finish"], (
+    assert find_faults(red, NAMES[:1]) == [] and [one.rule for one in find_faults(red)] == ["finish"], (
         "else what the agent saw last"
     )
 
@@ -220,18 +220,18 @@ def test_without_its_hint_the_teacher_reads_what_the_student_reads(parts):
     """And the reply is the one that was made, under the context that the policy saw; SFT's reader takes both."""
     lines = of(parts)
     by_number = {one.number: one for one in turns(lines)}
-    for fault in faults(lines):
+    for fault in find_faults(lines):
         found = json.loads(json.dumps(row(lines, fault)))
         assert found["teacher"] == [*found["student"], {"role": "user", "content": found["hint"]}]
         assert by_number[found["turn"]] == fault.turn and [one["role"] for one in found["student"]] == [
             one.role for one in fault.turn.before
         ]
         assert [one["function"]["name"] for one in found["message"].get("tool_calls", ())] == [
-            one.name for one in fault.turn.said.calls
+            one.name for one in fault.turn.reply.calls
         ]
         for side in ("student", "teacher"):
             read = sft.chat_of({"messages": [*found[side], found["message"]], "tools": found["tools"]})
-            assert read.messages[-1].content == fault.turn.said.text and len(read.messages) == len(found[side]) + 1
+            assert read.messages[-1].content == fault.turn.reply.text and len(read.messages) == len(found[side]) + 1
         with pytest.raises(ValueError, match="messages"):
             sft.chat_of(found)  # nobody learns the faults by SFT
 
@@ -240,7 +240,7 @@ def test_without_its_hint_the_teacher_reads_what_the_student_reads(parts):
 def test_a_fault_depends_on_what_came_before(parts, much):
     """So what is told at a reply does not change as the episode goes on. A reply has one hint at most, and one that was
     cut off has none."""
-    whole, begun = faults(of(parts)), faults(of(parts[:much]))
+    whole, begun = find_faults(of(parts)), find_faults(of(parts[:much]))
     numbers = [one.turn.number for one in whole]
     assert [one for one in whole if one.turn.number <= much] == begun
     assert numbers == sorted({*numbers}) and not any(one.turn.cut for one in whole)
@@ -248,8 +248,8 @@ def test_a_fault_depends_on_what_came_before(parts, much):
 
 def test_sampled_tokens_come_along():
     lines = of([turn(READ), turn(READ, token_ids=[5, 6])])
-    assert row(lines, faults(lines)[0])["token_ids"] == [5, 6]
-    assert "token_ids" not in row(of([turn(READ, READ)]), faults(of([turn(READ, READ)]))[0])
+    assert row(lines, find_faults(lines)[0])["token_ids"] == [5, 6]
+    assert "token_ids" not in row(of([turn(READ, READ)]), find_faults(of([turn(READ, READ)]))[0])
 
 
 GONE = '''    # city, cities
@@ -289,7 +289,7 @@ SECRET = Secret((GONE, HELD), (GIVEN,))
     ],
 )
 def test_what_no_hint_may_tell(hint, tells):
-    assert tells in SECRET.told(hint) and bool(tells) == bool(SECRET.told(hint))
+    assert tells in SECRET.find_leak(hint) and bool(tells) == bool(SECRET.find_leak(hint))
 
 
 @given(
@@ -297,26 +297,26 @@ def test_what_no_hint_may_tell(hint, tells):
     st.sampled_from(["", "Do this: ", "x\n"]),
 )
 def test_a_line_of_the_solution_is_never_told_unless_the_context_says_it(line, before):
-    assert SECRET.told(before + line) and not SECRET.told(before + line, context=GONE)
+    assert SECRET.find_leak(before + line) and not SECRET.find_leak(before + line, context=GONE)
 
 
 def test_short_lines_and_nothing_secret():
     assert (
-        Secret(("    x += y\n",)).told("x += y") == "x + = y"
-        and Secret(("    x += y\n",), ("    x += y\n",)).told("x += y") == ""
+        Secret(("    x += y\n",)).find_leak("x += y") == "x + = y"
+        and Secret(("    x += y\n",), ("    x += y\n",)).find_leak("x += y") == ""
     )
-    assert Secret(()).told("anything at all, such as this") == ""
+    assert Secret(()).find_leak("anything at all, such as this") == ""
 
 
 def test_refused_hints():
     """An error that tells a name of the solution is refused unless the policy has seen the name; so is one that quotes
     what the reply writes. The words of a rule itself are no secret, whatever the solution calls its variables."""
     error = made("lints", "suffix is not defined", ok=False, path="a")
-    (found,) = faults(of([turn(error)]))
+    (found,) = find_faults(of([turn(error)]))
     assert refusal(found, SECRET) == "it tells of the solution: suffix"
-    (found,) = faults(of([turn(made("shell", "suffix?", exit=0, command="ls")), turn(error)]))
+    (found,) = find_faults(of([turn(made("shell", "suffix?", exit=0, command="ls")), turn(error)]))
     assert refusal(found, SECRET) == ""
-    (found,) = faults(of([turn(FINISH), [grade(NAMES[0])]]), NAMES)
+    (found,) = find_faults(of([turn(FINISH), [grade(NAMES[0])]]), NAMES)
     assert refusal(found, Secret(("reply = tests + finish + 1\nwould_run = can(reply)",))) == ""
     (this,) = turns(
         of([turn(made("write", "", path="a", text="total = price * (1 + tax)"), text="I add the tax to it now.")])
@@ -326,7 +326,7 @@ def test_refused_hints():
         "it quotes the reply: "
     )
     assert refusal(Fault(this, "judge", "The tax is not known."), SECRET) == ""
-    (found,) = faults(
+    (found,) = find_faults(
         of(
             [
                 turn(
@@ -352,4 +352,4 @@ def test_words_of_a_message_have_their_line_breaks():
             ]
         )
     )[0]
-    assert words_of(this.said) == "Said.\nwrite a\none\ntwo\nfly no JSON"
+    assert words_of(this.reply) == "Said.\nwrite a\none\ntwo\nfly no JSON"

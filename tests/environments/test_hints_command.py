@@ -11,9 +11,9 @@ from environments.harness.episode import Budget
 from environments.harness.turns import turns
 from environments.sandbox.cache import cache_folder
 from environments.tasks.check import exam_of
-from environments.tasks.kept import keep
 from environments.tasks.make import Task, task_id
 from environments.tasks.sources import package_of
+from environments.tasks.task_cache import save_task
 from etude.episodes import try_task
 from etude.example_agent import FOLDER
 from etude.hint_loss import moves, sequences
@@ -67,7 +67,7 @@ def task(home):
     asked = f"In {PATH}: write `plural` again."
     about = task_id(package, piece), package.name, package.version, package.licence, package.origin, piece, asked, asked
     one = Task(*about, names, held, (), difficulty(source, piece, 4))
-    keep(cache_folder() / "tasks", one, package)
+    save_task(cache_folder() / "tasks", one, package)
     path = home / "words-1.0.json"
     rest = {"left out": [], "slow": [], "flaky": [], "ungradable": []}
     recipe = {"package": {"spec": str(home / "words"), "digest": package.digest, **rest}, "tasks": [{"id": one.id}]}
@@ -140,7 +140,7 @@ def test_what_is_secret_of_a_task(task, played):
         "test_men",
     } & secret.names
     last = turns(lines(played[0]))[-1]
-    assert secret.told("Do not use stem.", "\n".join(one.text for one in last.before)) == "stem"
+    assert secret.find_leak("Do not use stem.", "\n".join(one.text for one in last.before)) == "stem"
 
 
 def test_a_judge_that_leaks_is_refused_and_counted(task, played, ask, tmp_path):

@@ -91,7 +91,7 @@ def test_a_tree_with_a_fifo_holds_nobody_up(hostile, shared_store):
         and fork.call("grep", {"pattern": "x"}).ok
     )
     heard = fork.call("shell", {"command": "cat pipe"}, timeout=0.3)
-    assert heard.ended == "more than 0.3 seconds", "the control: who opens it waits"
+    assert heard.end_reason == "more than 0.3 seconds", "the control: who opens it waits"
 
 
 @pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ".."])

@@ -11,10 +11,10 @@ import pytest
 
 from environments.harness.messages import Reply
 from environments.harness.scripted import Script, call
-from environments.install.attempt import Outcome, attempt, revised, why
+from environments.install.attempt import Outcome, explain_failure, revised, run_attempts
 from environments.install.propose import BUILT_HERE, VENV
 from environments.install.steps import Step
-from environments.install.wheels import laid, wheel
+from environments.install.wheels import make_install_files, wheel
 from environments.sandbox.interface import Observation
 from etude.install import hosts_of, install, policy_of
 from kit.disk import read_lines
@@ -36,7 +36,8 @@ tried(lambda: open({writable!r} + "/written", "w"))
 tried(lambda: os.kill({process}, 9))
 tried(lambda: socket.create_connection(("127.0.0.1", {port}), 2).recv(100))
 tried(lambda: urllib.request.urlopen("http://127.0.0.1:{port}/").read())
-tried(lambda: urllib.request.urlopen(urllib.request.Request("http://pypi.index/simple/", b"planted", {{"Cookie": "planted"}})).read())
+tried(lambda: urllib.request.urlopen(urllib.request.Request("http://pypi.index/simple/", b"planted", \
+{{"Cookie": "planted"}})).read())
 open("/work/said", "w").write(" ".join(said))
 setup(name="app", version="1", py_modules=["app"])
 """
@@ -47,7 +48,8 @@ def test_dep():
     assert dep.X == 1
 
 def test_what_the_package_got():
-    assert open("/work/said").read() == "FileNotFoundError FileNotFoundError ProcessLookupError ConnectionRefusedError HTTPError HTTPError"
+    assert open("/work/said").read() == \
+"FileNotFoundError FileNotFoundError ProcessLookupError ConnectionRefusedError HTTPError HTTPError"
 """
 
 
@@ -171,7 +173,7 @@ def test_a_model_proposes_and_installs(root, ask, tmp_path):
     )
     app, out = laid_out(tmp_path / "app", {"app.py": ""}), tmp_path / "runs" / "app.json"
     found = install(app, None, out, 4, policy, "a script")
-    assert found.good and found.tries == 4 and policy.said == 5
+    assert found.good and found.tries == 4 and policy.reply_count == 5
     kept = json.loads(out.read_text())["steps"]
     assert [step["command"] or step["check"] for step in kept] == [*claims, *(step["check"] for step in first)]
     assert sorted(path.name for path in (tmp_path / "runs" / "app").iterdir()) == [
@@ -261,12 +263,12 @@ def test_modules_that_are_missing_are_installed_once():
         "mine": (("never",), "No module named 'mine'"),
     }
     steps = [Step("", "check"), Step("", "mine", needed=False)]
-    found = attempt(steps, partial(Told, rules), partial(revised, {"mine"}), 5)
+    found = run_attempts(steps, partial(Told, rules), partial(revised, {"mine"}), 5)
     assert found.good and found.tries == 2
     assert [one.step.command for one in found.outcomes] == ["pip install PyYAML", "pip install other", "", ""]
     assert [one.passed for one in found.outcomes] == [True, True, True, False]
     rules["check"] = (("never",), "No module named 'yaml'")
-    assert attempt(steps, partial(Told, rules), partial(revised, {"mine"}), 5).tries == 2  # nothing is left to try
+    assert run_attempts(steps, partial(Told, rules), partial(revised, {"mine"}), 5).tries == 2  # nothing is left to try
 
 
 def test_what_an_index_lacks_to_build_and_to_test_with():
@@ -274,7 +276,7 @@ def test_what_an_index_lacks_to_build_and_to_test_with():
     rules = {"pip install -e '.[test]'": (("never",), f"{no}x"), "pip install -e .": (("never",), f"{no}wheel")}
     rules["check"] = ((f"{BUILT_HERE} -e .",), "")
     heard = []
-    found = attempt(
+    found = run_attempts(
         [Step("pip install -e '.[test]'", "check")],
         partial(Told, rules),
         partial(revised, ()),
@@ -282,19 +284,21 @@ def test_what_an_index_lacks_to_build_and_to_test_with():
         lambda *one: heard.append(one),
     )
     assert found.good and found.tries == 3 and [number for number, _ in heard] == [0, 1, 2, 3]
-    assert why(heard[1][1]) == "No matching distribution found for x" and heard[1][1].check is None
+    assert explain_failure(heard[1][1]) == "No matching distribution found for x" and heard[1][1].check is None
 
 
 @pytest.mark.parametrize(
     "command, check, good", [("any", "true", False), ("any", "after", True), ("any", "", False), ("x", "x", False)]
 )
 def test_checks_that_pass_before_tell_nothing(command, check, good):
-    assert attempt([Step(command, check)], partial(Told, {"after": (("any",), "")}), lambda *_: None, 2).good == good
+    assert (
+        run_attempts([Step(command, check)], partial(Told, {"after": (("any",), "")}), lambda *_: None, 2).good == good
+    )
 
 
 def test_why_a_step_did_not_work_is_one_line():
     def said(text):
-        return why(Outcome(Step("a", ""), 1, None, text, 0.0))
+        return explain_failure(Outcome(Step("a", ""), 1, None, text, 0.0))
 
     assert said("") == "it says nothing" and said("a\nlast \x1b[31m\n\n") == "last \\x1b[31m"
 
@@ -329,6 +333,6 @@ def test_wheels_of_this_environment():
         }
         assert rows == {*archive.namelist()} and "iniconfig/__init__.py" in rows
     assert name.startswith("iniconfig-") and wheel("no-such-distribution") is None
-    closed, open_ = (laid(index)[".install/pip.conf"].decode() for index in (None, "/simple/"))
+    closed, open_ = (make_install_files(index)[".install/pip.conf"].decode() for index in (None, "/simple/"))
     assert "no-index = true" in closed and "proxy" not in closed
     assert "index-url = http://pypi.index/simple/\n" in open_ and "proxy = http://127.0.0.1:3128\n" in open_

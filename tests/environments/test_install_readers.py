@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from environments.install import readers
 from environments.install.propose import BUILT_HERE, VENV, configures, proposed
 from environments.install.readers import Project
-from environments.install.steps import CHARACTERS, MOST, Step, as_rows, deduplicated, of_rows
+from environments.install.steps import CHARACTERS, MAX_STEPS, Step, deduplicate_steps, format_steps, parse_steps
 
 PYPROJECT = b"""
 [build-system]
@@ -154,7 +154,7 @@ def test_what_is_proposed_of_all_of_them():
         }
     )
     commands = [step.command for step in found]
-    assert len(found) == MOST and commands[:3] == [
+    assert len(found) == MAX_STEPS and commands[:3] == [
         VENV.command,
         "pip install -r requirements.txt",
         "pip install -e '.[test]'",
@@ -188,9 +188,9 @@ PATHS = st.sampled_from(
 @given(st.dictionaries(PATHS, BYTES, max_size=8))
 def test_any_bytes_give_at_most_ten_steps_each_once(files):
     found = proposed(files)
-    assert found[0] == VENV and 1 <= len(found) <= MOST
+    assert found[0] == VENV and 1 <= len(found) <= MAX_STEPS
     assert len({(step.command or step.check) for step in found}) == len(found)
-    assert of_rows(as_rows(found)) == found
+    assert parse_steps(format_steps(found)) == found
 
 
 @given(
@@ -198,8 +198,8 @@ def test_any_bytes_give_at_most_ten_steps_each_once(files):
     st.integers(1, 5),
 )
 def test_steps_are_kept_in_their_order_and_once(steps, most):
-    found = deduplicated(steps, most)
-    assert len(found) <= most and deduplicated(found, most) == found
+    found = deduplicate_steps(steps, most)
+    assert len(found) <= most and deduplicate_steps(found, most) == found
     assert [steps.index(step) for step in found] == sorted(steps.index(step) for step in found)
 
 
@@ -211,7 +211,7 @@ def test_two_commands_may_have_one_check_and_checks_alone_stand_once():
         Step("a", "other"),
         Step("", "pip check"),
     ]
-    assert deduplicated(steps) == steps[:3]
+    assert deduplicate_steps(steps) == steps[:3]
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_two_commands_may_have_one_check_and_checks_alone_stand_once():
 )
 def test_rows_that_are_no_steps(rows):
     with pytest.raises(ValueError) as found:
-        of_rows(rows)
+        parse_steps(rows)
     assert str(found.value) and "\n" not in str(found.value)

@@ -9,11 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.tasks.check import exam_of
-from environments.tasks.kept import keep, kept
-from environments.tasks.make import make, task_id, unions
+from environments.tasks.make import make_tasks, task_id, unions
 from environments.tasks.package import Package
-from environments.tasks.recipe import as_json, differences
-from ref.feature_deletion import CHECKS, FILE, PROGRAM, Piece, bodies, delete, difficulty, independent, joined, undelete
+from environments.tasks.recipe import compare_recipe, make_recipe
+from environments.tasks.task_cache import load_task, save_task
+from ref.feature_deletion import (
+    CHECKS,
+    FILE,
+    PROGRAM,
+    Piece,
+    are_independent,
+    bodies,
+    delete,
+    difficulty,
+    joined,
+    undelete,
+)
 from ref.source_text import Edit, Patch
 from tests.environments.test_tasks import MIT
 
@@ -108,9 +119,9 @@ class Player:
 def test_joined_tasks_by_hand():
     """Each is one piece of each file, fails the tests of both and no others, comes back byte for byte, and is harder
     than its parts."""
-    made = make(PACKAGE, Player(), join=2)
-    alone = make(PACKAGE, Player())
-    assert made.tasks[: len(alone.tasks)] == alone.tasks and made.tried > alone.tried, (
+    made = make_tasks(PACKAGE, Player(), join=2)
+    alone = make_tasks(PACKAGE, Player())
+    assert made.tasks[: len(alone.tasks)] == alone.tasks and made.piece_count > alone.piece_count, (
         "the tasks of before are there, and stay the same"
     )
     several = made.tasks[len(alone.tasks) :]
@@ -127,8 +138,8 @@ def test_joined_tasks_by_hand():
             delete(PACKAGE.files, task.piece), task.piece
         ) == PACKAGE.files
         both = [parts[one.file][(one,)] for one in task.piece.patches]
-        assert {*task.visible, *task.held} == {test for part in both for test in (*part.visible, *part.held)}
-        assert all({*task.visible} & {*part.piece.tests} and {*task.held} & {*part.piece.tests} for part in both), (
+        assert {*task.visible, *task.held_out} == {test for part in both for test in (*part.visible, *part.held_out)}
+        assert all({*task.visible} & {*part.piece.tests} and {*task.held_out} & {*part.piece.tests} for part in both), (
             "each part shows itself"
         )
         assert task.id == task_id(PACKAGE, task.piece) and task.difficulty.files == 2
@@ -137,32 +148,32 @@ def test_joined_tasks_by_hand():
         )
         assert "Bring them back" in task.terse and f"In {FILE}:" in task.specified and f"In {OTHER}:" in task.specified
         assert f"Change only {OTHER}, {FILE}." in task.specified and FILE in exam_of(task, PACKAGE).editable
-    assert make(PACKAGE, Player(), join=2) == made and make(PACKAGE, Player(), join=3).tasks == made.tasks, (
-        "there are two files"
-    )
+    assert (
+        make_tasks(PACKAGE, Player(), join=2) == made and make_tasks(PACKAGE, Player(), join=3).tasks == made.tasks
+    ), "there are two files"
 
 
 def test_a_recipe_says_how_many_are_joined(tmp_path):
     """And one without joins is what it was, byte for byte."""
-    alone, made = make(PACKAGE, Player()), make(PACKAGE, Player(), join=2)
+    alone, made = make_tasks(PACKAGE, Player()), make_tasks(PACKAGE, Player(), join=2)
     unused = {"left out": (), "slow": (), "ungradable": ()}
-    before, after = as_json("words", PACKAGE, unused, alone), as_json("words", PACKAGE, unused, made, 2)
+    before, after = make_recipe("words", PACKAGE, unused, alone), make_recipe("words", PACKAGE, unused, made, 2)
     assert [*before] == ["package", "pieces", "tasks"] and after["join"] == 2
     assert (
-        before == as_json("words", PACKAGE, unused, alone, 1)
+        before == make_recipe("words", PACKAGE, unused, alone, 1)
         and [row for row in after["tasks"] if row["way"] != "several"] == before["tasks"]
     )
-    assert differences(after, PACKAGE, made) == () and len(differences(after, PACKAGE, alone)) == len(made.tasks) - len(
-        alone.tasks
-    )
-    keep(tmp_path, made.tasks[-1], PACKAGE)
-    assert kept(tmp_path, made.tasks[-1].id, PACKAGE) == made.tasks[-1]
+    assert compare_recipe(after, PACKAGE, made) == () and len(compare_recipe(after, PACKAGE, alone)) == len(
+        made.tasks
+    ) - len(alone.tasks)
+    save_task(tmp_path, made.tasks[-1], PACKAGE)
+    assert load_task(tmp_path, made.tasks[-1].id, PACKAGE) == made.tasks[-1]
 
 
 def test_pieces_whose_tests_overlap_are_not_joined():
     """Every test of the clock also asks for a plural: with that gone, all of them fail, and no piece of the clock is
     independent of it."""
-    made = make(PACKAGE, Player(shares=True), join=2)
+    made = make_tasks(PACKAGE, Player(shares=True), join=2)
     several = [task for task in made.tasks if task.piece.way == "several"]
     assert several and not any("plural" in task.piece.name for task in several)
 
@@ -178,7 +189,7 @@ def test_a_join_that_breaks_another_test_is_no_task():
             ]
             return {**outcomes, "either": "failed" if all(lost) else "passed"}, {**coverage, "either": set()}
 
-    made = make(PACKAGE, Either(), join=2)
+    made = make_tasks(PACKAGE, Either(), join=2)
     assert made.tasks and not any(task.piece.way == "several" for task in made.tasks)
     reasons = [why for name, why in made.reasons.items() if name.startswith("several")]
     assert reasons and all(why == ("tests: either fails, although it never executed the piece",) for why in reasons)
@@ -206,13 +217,13 @@ def test_unions_are_independent_and_each_once(rows, most):
     for one in found:
         parts = [part for part in pieces if {*part.patches} <= {*one.patches}]
         assert 2 <= len(parts) <= most and all(
-            independent(a, b) and independent(b, a) for a, b in combinations(parts, 2)
+            are_independent(a, b) and are_independent(b, a) for a, b in combinations(parts, 2)
         )
         assert joined(parts) == joined(parts[::-1]) == one and {*one.tests} == {
             test for part in parts for test in part.tests
         }
         assert [patch.file for patch in one.patches] == sorted({patch.file for patch in one.patches})
-    assert bool(found) == any(independent(a, b) for a, b in combinations(pieces, 2))
+    assert bool(found) == any(are_independent(a, b) for a, b in combinations(pieces, 2))
 
 
 def test_a_join_has_more_of_everything():

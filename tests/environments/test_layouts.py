@@ -17,9 +17,9 @@ from environments.grading.ready import Judges, nursery_of_judges
 from environments.monitor import Attempt, watch
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import ungradable
-from environments.tasks.make import make
+from environments.tasks.make import make_tasks
 from environments.tasks.package import Package, sanitised
-from environments.tasks.recipe import prepared
+from environments.tasks.recipe import prepare_package
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source, find_support, package_of_file
@@ -34,10 +34,12 @@ class Canned:
     """A runner that has played the tests already: nothing is changed."""
 
     def __init__(self, outcomes: Mapping[str, str]) -> None:
-        self.found, self.without = outcomes, frozenset()
+        self.found, self.skipped_tests = outcomes, frozenset()
 
     def outcomes(self, files, changes=({},), only=(), seed=0):
-        return [{test: outcome for test, outcome in self.found.items() if test not in self.without}] * len(changes)
+        return [{test: outcome for test, outcome in self.found.items() if test not in self.skipped_tests}] * len(
+            changes
+        )
 
     def patiently(self, files):
         return {test: (outcome, 0.01) for test, outcome in self.found.items()}
@@ -62,7 +64,7 @@ def test_each_layout_gives_tests_or_a_line(tmp_path, root, shared_store):
         judges = Judges(partial(open_sandbox, root=root, store=shared_store, limits=GRADING), nursery=nursery)
         for (name, package), outcomes in zip(packages.items(), played, strict=True):
             try:
-                package, left_out = prepared(package, Canned(outcomes))
+                package, left_out = prepare_package(package, Canned(outcomes))
                 passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
                 lost = ungradable(package, passed, judges.fresh, 30, judges)
                 passing[name] = len(passed) - len(lost)
@@ -70,12 +72,12 @@ def test_each_layout_gives_tests_or_a_line(tmp_path, root, shared_store):
                 canned = Canned({test: outcome for test, outcome in outcomes.items() if test not in left_out})
                 source = {path: data for path, data in package.files.items() if path.endswith(".py")}
                 if passing[name] < 3 or not bodies(source):
-                    lines[name] = without_tasks(make(package, canned))
+                    lines[name] = without_tasks(make_tasks(package, canned))
                 for piece in bodies(source)[:1]:  # all lie in one file
                     Editable((piece.patches[0].file,))
                     given = delete(package.files, piece)
                     for flag in watch(Attempt(given, package.files, (), package.name, package.tests)):
-                        lines[name] = f"{flag.where} looks like a hack: {flag.signature}"
+                        lines[name] = f"{flag.location} looks like a hack: {flag.signature}"
             except (ValueError, RunError) as error:
                 lines[name] = str(error)
     for name, layout in LAYOUTS.items():
@@ -162,7 +164,8 @@ def test_fixtures_and_helpers_are_the_original_s(tmp_path, root, shared_store):
     given, wanted = {"pk.py": wrong, **tests}, ("tests/test_pk.py::test_f",)
     exam = Exam(
         given, {**given, "pk.py": right}, Editable(("pk.py", "tests/")),
-        {"tests/test_pk.py": tests["tests/test_pk.py"].decode()}, wanted, support=find_support(tests, ["pk.py"], ["tests/test_pk.py"]),
+        {"tests/test_pk.py": tests["tests/test_pk.py"].decode()},
+        wanted, support=find_support(tests, ["pk.py"], ["tests/test_pk.py"]),
     )  # fmt: skip
     hack = {
         "tests/conftest.py": tests["tests/conftest.py"].replace(b"2", b"None"),
@@ -187,10 +190,10 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from etude import cli, tasks
-from etude.task_times import told
+from etude.task_times import format_expected_duration
 from environments.tasks.package import Package
 
-assert told("made", Package("pk", "1", {}, {}, "MIT", "folder"), 1, 1, "bubblewrap") == ""
+assert format_expected_duration("made", Package("pk", "1", {}, {}, "MIT", "folder"), 1, 1, "bubblewrap") == ""
 sys.argv = ["etude", *sys.argv[1:]]
 cli.main()
 """
@@ -221,5 +224,5 @@ def test_a_package_that_breaks_this_program_is_a_line(tmp_path, monkeypatch, cap
     folders = [str(tmp_path / name) for name in ("flat-module", "no-tests")]
     assert not tasks.make_all(folders, tmp_path / "out", 1, 1.0, False)
     first, second = capsys.readouterr().err.splitlines()
-    assert "a fault of this program, please report it: TypeError: flat-module is odd in test_layouts.py" in first
+    assert "a bug in etude, please report it: TypeError: flat-module is odd in test_layouts.py" in first
     assert "holds no tests" in second and not (tmp_path / "out").exists()

@@ -29,8 +29,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.fingerprint import LEAST, Deleted, gone, runs, tokens
-from environments.git_objects import TooLarge, apply_delta, inflate, pack
+from environments.fingerprint import LEAST, Deleted, extract_removed_code, runs, tokens
+from environments.git_objects import TooLarge, apply_delta, inflate, iterate_pack
 from environments.leaks import Detectors, Limits, audit
 from environments.unfold import DRESSES, FOLDS
 
@@ -360,13 +360,16 @@ PLANTS = [
     Plant("other layout", put("notes/a.md", other_layout), "notes/a.md", "text"),
     Plant("half of it", put("words/half.py", "".join(GONE.splitlines(keepends=True)[:9])), "words/half.py", "text"),
     Plant("bytecode", compiled("words/__pycache__/cases.cpython-311.pyc"), "cases.cpython-311.pyc", "names+bytecode"),
-    Plant("optimised bytecode", compiled("words/__pycache__/cases.cpython-311.opt-2.pyc", 2), "opt-2.pyc", "names+bytecode"),
-    Plant("bytecode by hash", compiled("words/__pycache__/cases.cpython-311.pyc", unchecked=True), "cases.cpython-311.pyc", "names+bytecode"),
+    Plant("optimised bytecode", compiled("words/__pycache__/cases.cpython-311.opt-2.pyc", 2),
+        "opt-2.pyc", "names+bytecode"),
+    Plant("bytecode by hash", compiled("words/__pycache__/cases.cpython-311.pyc", unchecked=True),
+        "cases.cpython-311.pyc", "names+bytecode"),
     Plant("bytecode without source", compiled("lib/renamed.pyc"), "lib/renamed.pyc", "names+bytecode"),
     Plant("marshalled code", put("code.bin", lambda: marshal.dumps(compile(GONE, "x", "exec"))), "code.bin", "names"),
     Plant("mypy cache", put(".mypy_cache/3.11/words/cases.data.json", mypy_cache), "cases.data.json", "signatures"),
     Plant("pytest cache", put(".pytest_cache/v/cache/nodeids", pytest_cache), "nodeids", "names"),
-    Plant("ruff cache", put(".ruff_cache/0.9/1234", lambda: b"\x07cases\0" + ctags().encode()), ".ruff_cache/0.9/1234", "names"),
+    Plant("ruff cache", put(".ruff_cache/0.9/1234", lambda: b"\x07cases\0" + ctags().encode()),
+        ".ruff_cache/0.9/1234", "names"),
     Plant("ctags", put("tags", ctags), "tags", "names"),
     Plant("git, loose", lambda folder: void(repository(folder)), ".git/objects", "zlib"),
     Plant("git, packed", packed, ".git/objects/pack", "git pack"),
@@ -379,17 +382,24 @@ PLANTS = [
     Plant("git, bundle", bundle, "words.bundle", "git pack"),
     Plant("git, object alone", bare_object, "blob.bin", "zlib"),
     Plant("wheel", put("dist/words-1.0-py3-none-any.whl", zipped), "whl!words/cases.py", "zip"),
-    Plant("egg behind a program", put("words.egg", lambda: b"#!/bin/sh\nexit\n" + zipped()), "words.egg!words/cases.py", "zip"),
-    Plant("sdist", put("dist/words-1.0.tar.gz", lambda: gzip.compress(tarred())), "tar.gz!gzip!words-1.0/words/cases.py", "gzip+text"),
+    Plant("egg behind a program", put("words.egg", lambda: b"#!/bin/sh\nexit\n" + zipped()),
+        "words.egg!words/cases.py", "zip"),
+    Plant("sdist", put("dist/words-1.0.tar.gz", lambda: gzip.compress(tarred())),
+        "tar.gz!gzip!words-1.0/words/cases.py", "gzip+text"),
     Plant("tar", put("words.tar", tarred), "words.tar!words-1.0/words/cases.py", "text"),
     Plant("gz", put("cases.py.gz", lambda: gzip.compress(ORIGINAL.encode())), "cases.py.gz", "gzip"),
     Plant("bz2", put("cases.py.bz2", lambda: bz2.compress(ORIGINAL.encode())), "cases.py.bz2", "bz2"),
     Plant("xz", put("cases.py.xz", lambda: lzma.compress(ORIGINAL.encode())), "cases.py.xz", "xz"),
-    Plant("lzma", put("cases.py.lzma", lambda: lzma.compress(ORIGINAL.encode(), lzma.FORMAT_ALONE)), "cases.py.lzma", "xz"),
+    Plant("lzma", put("cases.py.lzma", lambda: lzma.compress(ORIGINAL.encode(), lzma.FORMAT_ALONE)),
+        "cases.py.lzma", "xz"),
     Plant("zlib", put("page.z", lambda: zlib.compress(ORIGINAL.encode())), "page.z", "zlib"),
-    Plant("nested", put("a.tar.bz2", lambda: bz2.compress(tarred("b.zip", zipped("c.gz", gzip.compress(ORIGINAL.encode()))))), "b.zip!c.gz", "zip"),
-    Plant("compressed bytes in a tar", put("a.tar", lambda: tarred("b.xz", lzma.compress(ORIGINAL.encode()))), "a.tar!b.xz!xz", "tar"),
-    Plant("egg-info", put("words.egg-info/PKG-INFO", "Name: words\n\n" + textwrap.indent(ORIGINAL, "        ")), "PKG-INFO", "text"),
+    Plant("nested",
+        put("a.tar.bz2", lambda: bz2.compress(tarred("b.zip", zipped("c.gz", gzip.compress(ORIGINAL.encode()))))),
+        "b.zip!c.gz", "zip"),
+    Plant("compressed bytes in a tar", put("a.tar", lambda: tarred("b.xz", lzma.compress(ORIGINAL.encode()))),
+        "a.tar!b.xz!xz", "tar"),
+    Plant("egg-info", put("words.egg-info/PKG-INFO", "Name: words\n\n" + textwrap.indent(ORIGINAL, "        ")),
+        "PKG-INFO", "text"),
     Plant("build", put("build/lib/words/cases.py", ORIGINAL), "build/lib/words/cases.py", "text"),
     Plant("html docs", put("docs/_modules/words.html", coloured), "words.html", "html"),
     Plant("coverage html", put("htmlcov/cases_py.html", highlighted), "cases_py.html", "html"),
@@ -401,16 +411,20 @@ PLANTS = [
     Plant("swap", put("words/.cases.py.swp", swap), "cases.py.swp", "swap"),
     Plant("notebook", put("try.ipynb", notebook), "try.ipynb", "json+escapes"),
     Plant("a string in a program", put("s.py", f"code = {GONE!r}\n"), "s.py", "escapes"),
-    Plant("log in JSON lines", put("log.jsonl", lambda: "".join(json.dumps({"text": x}) + "\n" for x in ("a", GONE))), "log.jsonl", "json+escapes"),
+    Plant("log in JSON lines", put("log.jsonl", lambda: "".join(json.dumps({"text": x}) + "\n" for x in ("a", GONE))),
+        "log.jsonl", "json+escapes"),
     Plant("listing with numbers", put("a.log", listing), "a.log", "numbered"),
     Plant("base64", put("a.txt", lambda: base64.encodebytes(ORIGINAL.encode())), "base64", "base64"),
-    Plant("base64 for addresses", put("a.txt", lambda: base64.urlsafe_b64encode(zlib.compress(ORIGINAL.encode()))), "base64", "base64"),
+    Plant("base64 for addresses", put("a.txt", lambda: base64.urlsafe_b64encode(zlib.compress(ORIGINAL.encode()))),
+        "base64", "base64"),
     Plant("hex", put("a.txt", lambda: ORIGINAL.encode().hex()), "hex", "hex"),
     Plant("hex dump", put("a.txt", xxd), "hex dump", "hex"),
     Plant("UTF-16", put("a.txt", lambda: ORIGINAL.encode("utf-16")), "utf-16", "wide text"),
     Plant("UTF-32 without mark", put("a.txt", lambda: ORIGINAL.encode("utf-32-be")), "utf-32-be", "wide text"),
-    Plant("site-packages", put("venv/lib/python3.11/site-packages/words/cases.py", ORIGINAL), "site-packages/words/cases.py", "text"),
-    Plant("vendored copy", put("lib/site-packages/pip/_vendor/words/cases.py", ORIGINAL.replace("cases", "cs")), "_vendor/words", "text"),
+    Plant("site-packages", put("venv/lib/python3.11/site-packages/words/cases.py", ORIGINAL),
+        "site-packages/words/cases.py", "text"),
+    Plant("vendored copy", put("lib/site-packages/pip/_vendor/words/cases.py", ORIGINAL.replace("cases", "cs")),
+        "_vendor/words", "text"),
     Plant("symbolic link", symbolic, "notes.txt", "links"),
     Plant("hard link", hard, ".hidden", "text"),
     Plant("extended attribute", attribute, "README.md!user.note", "attributes"),
@@ -495,14 +509,14 @@ def test_fingerprints_by_hand():
 )
 def test_what_an_edit_takes(old, new, lost):
     """What begins and ends as before is not gone: the rest of a list of names is no copy of it."""
-    assert gone(old, new).strip() == lost.strip()
+    assert extract_removed_code(old, new).strip() == lost.strip()
 
 
 @given(st.lists(st.sampled_from("abc(,)"), max_size=12), st.lists(st.sampled_from("abc(,)"), max_size=12))
 def test_nothing_that_is_gone_is_forgotten(old, new):
     """What an edit takes, put between what stays, is the old text again."""
     row, left = tokens(" ".join(old)), tokens(" ".join(new))
-    lost = tokens(gone(" ".join(old), " ".join(new)))
+    lost = tokens(extract_removed_code(" ".join(old), " ".join(new)))
     ends = [
         (at, len(row) - at - len(lost)) for at in range(len(row) - len(lost) + 1) if row[at : at + len(lost)] == lost
     ]
@@ -551,7 +565,7 @@ def test_no_alarm_on_clean_trees(tmp_path):
     for path in files:
         data = path.read_bytes()
         found = runs(tokens(data.decode(errors="replace")))
-        alarms += [(number, path) for number, one in enumerate(deleted) if one.among(found) or one.by_names(data)]
+        alarms += [(number, path) for number, one in enumerate(deleted) if one.find_runs(found) or one.by_names(data)]
     assert len(files) > 100 and alarms == []
 
 
@@ -603,7 +617,7 @@ def test_bombs_and_cut_files_are_named(tmp_path):
         "i.fifo",
         "j",
     }
-    assert audit(tmp_path, DELETED, replace(limits, files=2))[-1].why == "the tree has more than 2 files"
+    assert audit(tmp_path, DELETED, replace(limits, files=2))[-1].reason == "the tree has more than 2 files"
     with pytest.raises(ValueError, match="tree must be a folder"):
         audit(tmp_path / "a.gz", DELETED)
 
@@ -659,20 +673,21 @@ def test_every_object_of_a_pack_has_git_s_name(tmp_path):
     assert "delta" in git(tree, "verify-pack", "-v", str(path)) and "chain length" in git(
         tree, "verify-pack", "-v", str(path)
     )
-    assert {name for name, _ in pack(path.read_bytes(), 1 << 20)} == names
+    assert {name for name, _ in iterate_pack(path.read_bytes(), 1 << 20)} == names
     out = git(tree, "rev-list", "--all", "--objects")
     listed = subprocess.run(
         ["git", "pack-objects", "--stdout", "--window=50", "--no-reuse-delta", "--no-reuse-object"],
-        cwd=tree, env=ME, input="".join(line.split()[0] + "\n" for line in out.splitlines()).encode(), capture_output=True, check=True,
+        cwd=tree, env=ME, input="".join(line.split()[0] + "\n" for line in out.splitlines()).encode(),
+        capture_output=True, check=True,
     )  # fmt: skip
     by_name = listed.stdout  # without --delta-base-offset, deltas name their base
-    assert {name for name, _ in pack(by_name, 1 << 20)} == names
+    assert {name for name, _ in iterate_pack(by_name, 1 << 20)} == names
     with pytest.raises(TooLarge):
-        list(pack(by_name, 2000))
+        list(iterate_pack(by_name, 2000))
     with pytest.raises(ValueError):
-        list(pack(by_name[:-60], 1 << 20))
+        list(iterate_pack(by_name[:-60], 1 << 20))
     known: dict[bytes, tuple[int, bytes]] = {}
-    list(pack(by_name, 1 << 20, known))
+    list(iterate_pack(by_name, 1 << 20, known))
     assert {name.hex() for name in known} == names
 
 

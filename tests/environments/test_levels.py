@@ -39,15 +39,15 @@ def test_a_training_stays_in_range_and_goes_on(bits, groups, every, seed, data):
     for number, (solved, tried) in enumerate(groups):
         if number == stop:
             told = json.loads(json.dumps(vars(state)))
-            state = State(**{**told, "taken": tuple(told["taken"])})
+            state = State(**{**told, "draw_counts": tuple(told["draw_counts"])})
         task, behind = one.draw(state)
-        assert (task, behind) == other.draw(state) and task in one.levels[state.now] and behind.now == state.now
-        assert sum(behind.taken) == number + 1
-        drawn.append((state.now, task))
-        state = one.after(behind, solved, tried)
-        assert 0 <= state.now < 3 and abs(state.now - behind.now) <= 1 and state.tried < every
-        more = one.after(behind, tried, tried)
-        assert more.now >= state.now >= one.after(behind, 0, tried).now, "who solves more does not come lower"
+        assert (task, behind) == other.draw(state) and task in one.levels[state.level] and behind.level == state.level
+        assert sum(behind.draw_counts) == number + 1
+        drawn.append((state.level, task))
+        state = one.update(behind, solved, tried)
+        assert 0 <= state.level < 3 and abs(state.level - behind.level) <= 1 and state.num_rollouts < every
+        more = one.update(behind, tried, tried)
+        assert more.level >= state.level >= one.update(behind, 0, tried).level, "who solves more does not come lower"
     for now, tasks in enumerate(one.levels):
         mine = [task for at, task in drawn if at == now]
         for first in range(0, len(mine), len(tasks)):
@@ -58,11 +58,13 @@ def test_moving_by_hand():
     """Six of eight are enough to stay, seven to go up; two of eight to stay, one to go down; less than `every` decides
     nothing."""
     schedule = Schedule({"a": 1.0, "b": 2.0, "c": 3.0}, 3, 8)
-    middle = State(now=1)
-    assert [schedule.after(middle, solved, 8).now for solved in (8, 7, 6, 2, 1, 0)] == [2, 2, 1, 1, 0, 0]
-    half = schedule.after(middle, 4, 4)
-    assert half == State(1, 4, 4) and schedule.after(half, 3, 4) == State(2) and schedule.after(half, 2, 4) == State(1)
-    assert schedule.draw(State(now=2))[0] == "c" and schedule.draw(State()) == ("a", State(taken=(1, 0, 0)))
+    middle = State(level=1)
+    assert [schedule.update(middle, solved, 8).level for solved in (8, 7, 6, 2, 1, 0)] == [2, 2, 1, 1, 0, 0]
+    half = schedule.update(middle, 4, 4)
+    assert (
+        half == State(1, 4, 4) and schedule.update(half, 3, 4) == State(2) and schedule.update(half, 2, 4) == State(1)
+    )
+    assert schedule.draw(State(level=2))[0] == "c" and schedule.draw(State()) == ("a", State(draw_counts=(1, 0, 0)))
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -90,7 +92,10 @@ def test_what_is_saved_comes_back(tmp_path):
         path.write_text(text)
         with pytest.raises(RunError, match="holds no state of a schedule"):
             schedule.load(path)
-    for name, value in (("now", 2), ("now", -1), ("solved", 5), ("taken", [1]), ("tried", "4")):
+    old_names = dict(zip(("now", "solved", "tried", "taken"), whole["state"].values(), strict=True))
+    path.write_text(json.dumps({**whole, "state": old_names}))
+    assert schedule.load(path) == state, "as an earlier version saved it"
+    for name, value in (("level", 2), ("level", -1), ("num_solved", 5), ("draw_counts", [1]), ("num_rollouts", "4")):
         path.write_text(json.dumps({**whole, "state": {**whole["state"], name: value}}))
         with pytest.raises(RunError):
             schedule.load(path)
@@ -101,7 +106,7 @@ def test_what_makes_no_sense():
         with pytest.raises(ValueError, match="must"):
             Schedule({"a": 1.0, "b": 2.0}, **how)
     with pytest.raises(ValueError, match="solved must be 0 to tried; got 3 of 2"):
-        Schedule({"a": 1.0}, 1).after(State(), 3, 2)
+        Schedule({"a": 1.0}, 1).update(State(), 3, 2)
 
 
 def dead(groups):
@@ -126,9 +131,9 @@ def test_groups_of_a_policy_of_known_skill_keep_a_gradient(skill, gain):
     for _ in range(300):
         task, state = schedule.draw(state)
         found.append(group(task, now))
-        levels.append(state.now)
+        levels.append(state.level)
         now += gain * (found[-1] not in (0, 8))
-        state = schedule.after(state, found[-1], 8)
+        state = schedule.update(state, found[-1], 8)
     other, plain = [], skill
     for _ in range(300):
         other.append(group(rng.choice(every), plain))

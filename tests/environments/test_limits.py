@@ -164,7 +164,7 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(bounded, case):
             {"command": command},
             timeout=(1.2 if "notice" in case else 0.5) if case.startswith("time") else None,
         )
-        assert heard.ended == says and not heard.ok, heard
+        assert heard.end_reason == says and not heard.ok, heard
         assert len(heard.text.encode()) <= SMALL.output + 100 and heard.seconds < 20
         assert witness.poll() is None
     finally:
@@ -173,14 +173,14 @@ def test_a_limit_ends_what_crosses_it_and_nothing_else(bounded, case):
     after = bounded.call(
         "shell", {"command": "rm -rf /work/big /work/many /tmp/* /dev/shm/*; cat /proc/[0-9]*/comm; ls /work"}
     )
-    assert after.ok and after.ended is None, after
+    assert after.ok and after.end_reason is None, after
     assert after.text.split() == ["python3", "bash", "kept.txt"], "only the server and the command itself are there"
 
 
 def test_a_full_disk_does_not_end_the_command_that_makes_room(small):
-    assert small.call("shell", {"command": "head -c 9M /dev/zero > big"}).ended == "more than 8 MiB of disk"
+    assert small.call("shell", {"command": "head -c 9M /dev/zero > big"}).end_reason == "more than 8 MiB of disk"
     heard = small.call("shell", {"command": "sleep 0.3; ls"})
-    assert (heard.text, heard.ended) == ("big\nkept.txt\n", "more than 8 MiB of disk"), (
+    assert (heard.text, heard.end_reason) == ("big\nkept.txt\n", "more than 8 MiB of disk"), (
         "it runs to its end, and hears of it"
     )
     heard = small.call("shell", {"command": "sleep 0.3; rm big; sleep 0.3; ls"})
@@ -188,7 +188,7 @@ def test_a_full_disk_does_not_end_the_command_that_makes_room(small):
     heard = small.call(
         "shell", {"command": "head -c 9M /dev/zero > big; rm big; while :; do head -c 1M /dev/zero >> big; done"}
     )
-    assert heard.ended == "more than 8 MiB of disk" and small.call("delete", {"path": "big"}).ok
+    assert heard.end_reason == "more than 8 MiB of disk" and small.call("delete", {"path": "big"}).ok
 
 
 def test_as_much_as_is_allowed_is_left_alone(small):
@@ -202,7 +202,7 @@ def test_as_much_as_is_allowed_is_left_alone(small):
         "sleep 0.3",
     ):
         heard = small.call("shell", {"command": command}, timeout=10)
-        assert heard.ok and heard.ended is None, (command, heard)
+        assert heard.ok and heard.end_reason is None, (command, heard)
 
 
 def test_long_output_keeps_its_beginning_and_its_end(small):
@@ -217,7 +217,7 @@ def test_long_output_keeps_its_beginning_and_its_end(small):
 
 def test_tools_meet_the_disk_s_limit_too(small):
     heard = small.call("write", {"path": "big", "text": "x" * (9 << 20)})
-    assert (heard.ok, heard.ended) == (False, "more than 8 MiB of disk") and "No space left" in heard.text
+    assert (heard.ok, heard.end_reason) == (False, "more than 8 MiB of disk") and "No space left" in heard.text
     assert (
         small.call("delete", {"path": "big"}).ok
         and small.call("write", {"path": "big", "text": "x"}).ok
@@ -234,13 +234,13 @@ def test_a_long_file_comes_back_cut(small):
 
 def test_limits_of_the_sandbox_are_those_of_its_fork(small):
     with small.fork(small.snapshot()) as fork:
-        assert fork.call("shell", {"command": CASES["disk"][0]}).ended == CASES["disk"][1]
+        assert fork.call("shell", {"command": CASES["disk"][0]}).end_reason == CASES["disk"][1]
         assert fork.call("read", {"path": "kept.txt"}).text == "kept\n"
 
 
 def test_a_timeout_is_never_longer_than_the_limit(start):
     assert (
-        start(limits=Limits(seconds=0.3)).call("shell", {"command": "sleep 60"}, timeout=50).ended
+        start(limits=Limits(seconds=0.3)).call("shell", {"command": "sleep 60"}, timeout=50).end_reason
         == "more than 0.3 seconds"
     )
 

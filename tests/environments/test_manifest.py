@@ -63,7 +63,7 @@ def test_the_hash_of_a_tree_by_hand():
 @given(trees(), trees())
 def test_a_change_leads_from_one_tree_to_the_other(before, after):
     remove, paths = lists.changed(before, after)
-    found = lists.without(before, remove)
+    found = lists.remove_paths(before, remove)
     for path in paths:
         assert path == "" or found[path.rpartition("/")[0]].kind == "dir", "a folder comes before what is in it"
         found[path] = after[path]
@@ -105,12 +105,16 @@ def test_rows_add_to_what_is_left_of_a_tree(before, after):
     """As a sandbox tells of its changes."""
     remove, paths = lists.changed(before, after)
     rows = [[path, e.kind, e.mode, e.size, e.value] for path in paths for e in [after[path]]]
-    assert lists.parse(rows, lists.without(before, remove)) == after
+    assert lists.parse(rows, lists.remove_paths(before, remove)) == after
 
 
 @given(trees())
 def test_a_tree_differs_from_itself_in_nothing_and_is_gone_without_its_root(tree):
-    assert lists.changed(tree, tree) == ([], []) and lists.without(tree, [""]) == {} and lists.without(tree, []) == tree
+    assert (
+        lists.changed(tree, tree) == ([], [])
+        and lists.remove_paths(tree, [""]) == {}
+        and lists.remove_paths(tree, []) == tree
+    )
     assert lists.readable(lists.readable(tree)) == lists.readable(tree)
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from environments.harness import mcp as module
 from environments.harness.episode import Budget
-from environments.harness.mcp import HANDSHAKE, STATELESS, Asked, Door, Protocol
+from environments.harness.mcp import HANDSHAKE, STATELESS, McpPolicy, Protocol, ToolRequest
 from environments.harness.record import read
-from environments.harness.tools import TOOLS, chosen, mcp
+from environments.harness.tools import TOOLS, mcp, select_tools
 from kit.settings import RunError
 from tests.environments.test_episode import Paper, episode
 
@@ -22,9 +22,9 @@ NOW = {f"{META}protocolVersion": STATELESS[0], f"{META}clientCapabilities": {}}
 
 
 def protocol(begun=True):
-    found = Protocol(chosen([*TOOLS]), "Write it.", "1.0")
+    found = Protocol(select_tools([*TOOLS]), "Write it.", "1.0")
     if begun:
-        found.heard(line("initialize", protocolVersion=HANDSHAKE[0]))
+        found.handle_line(line("initialize", protocolVersion=HANDSHAKE[0]))
     return found
 
 
@@ -53,7 +53,7 @@ def said(answer):
 def test_a_version_is_agreed_on(asked, agreed):
     """That of the client where it is known, else our newest one of those that have a handshake."""
     found = said(
-        protocol(False).heard(
+        protocol(False).handle_line(
             line("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "c", "version": "1"})
         )
     )
@@ -70,24 +70,24 @@ def test_a_version_is_agreed_on(asked, agreed):
 
 def test_a_session_by_hand():
     one = protocol(False)
-    assert said(one.heard(line("ping", "a"))) == {"jsonrpc": "2.0", "id": "a", "result": {}}
-    assert said(one.heard(line("tools/list")))["error"]["code"] == -32602, "nobody has agreed on a version"
-    one.heard(line("initialize", protocolVersion="2025-06-18"))
-    assert one.heard(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n') is None
-    tools = said(one.heard(line("tools/list", 2)))
-    assert tools == {"jsonrpc": "2.0", "id": 2, "result": {"tools": mcp(chosen([*TOOLS]))}}
-    asked = one.heard(line("tools/call", 3, name="read", arguments={"path": "a"}))
-    assert asked == Asked(3, "read", {"path": "a"}, False) and one.heard(line("tools/call", 3, name="list")) == Asked(
-        3, "list", {}, False
-    )
+    assert said(one.handle_line(line("ping", "a"))) == {"jsonrpc": "2.0", "id": "a", "result": {}}
+    assert said(one.handle_line(line("tools/list")))["error"]["code"] == -32602, "nobody has agreed on a version"
+    one.handle_line(line("initialize", protocolVersion="2025-06-18"))
+    assert one.handle_line(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n') is None
+    tools = said(one.handle_line(line("tools/list", 2)))
+    assert tools == {"jsonrpc": "2.0", "id": 2, "result": {"tools": mcp(select_tools([*TOOLS]))}}
+    asked = one.handle_line(line("tools/call", 3, name="read", arguments={"path": "a"}))
+    assert asked == ToolRequest(3, "read", {"path": "a"}, False) and one.handle_line(
+        line("tools/call", 3, name="list")
+    ) == ToolRequest(3, "list", {}, False)
     content = [{"type": "text", "text": "é\nü"}]
     assert said(one.answer(asked, "é\nü", False)) == {
         "jsonrpc": "2.0",
         "id": 3,
         "result": {"content": content, "isError": True},
     }
-    assert said(one.heard(line("prompts/list")))["result"]["prompts"][0]["name"] == "task"
-    assert said(one.heard(line("prompts/get", name="task")))["result"]["messages"][0]["content"] == {
+    assert said(one.handle_line(line("prompts/list")))["result"]["prompts"][0]["name"] == "task"
+    assert said(one.handle_line(line("prompts/get", name="task")))["result"]["messages"][0]["content"] == {
         "type": "text",
         "text": "Write it.",
     }
@@ -96,26 +96,30 @@ def test_a_session_by_hand():
 def test_requests_that_name_their_version_need_no_session():
     """Each says what it is, and so does each result; nothing is remembered from one to the next."""
     one = protocol(False)
-    found = said(one.heard(line("server/discover", "d", NOW)))["result"]
+    found = said(one.handle_line(line("server/discover", "d", NOW)))["result"]
     assert found["supportedVersions"] == [*STATELESS, *HANDSHAKE] and found["capabilities"] == {
         "tools": {},
         "prompts": {},
     }
     assert found["instructions"] == "Write it." and found["cacheScope"] == "private" and found["ttlMs"] > 0
-    listed = said(one.heard(line("tools/list", 2, NOW)))["result"]
-    asked = one.heard(line("tools/call", 3, NOW, name="list"))
-    assert listed["tools"] == mcp(chosen([*TOOLS])) and listed["ttlMs"] > 0 and asked == Asked(3, "list", {}, True)
+    listed = said(one.handle_line(line("tools/list", 2, NOW)))["result"]
+    asked = one.handle_line(line("tools/call", 3, NOW, name="list"))
+    assert (
+        listed["tools"] == mcp(select_tools([*TOOLS]))
+        and listed["ttlMs"] > 0
+        and asked == ToolRequest(3, "list", {}, True)
+    )
     for result in (found, listed, said(one.answer(asked, "", True))["result"]):
         assert result["resultType"] == "complete" and result["_meta"] == {
             f"{META}serverInfo": {"name": "etude", "version": "1.0"}
         }
     for method in ("ping", "initialize"):
-        assert said(one.heard(line(method, 4, NOW, protocolVersion=HANDSHAKE[0])))["error"]["code"] == -32601, (
+        assert said(one.handle_line(line(method, 4, NOW, protocolVersion=HANDSHAKE[0])))["error"]["code"] == -32601, (
             "they are gone"
         )
-    assert said(one.heard(line("tools/list", 5)))["error"]["code"] == -32602
+    assert said(one.handle_line(line("tools/list", 5)))["error"]["code"] == -32602
     for version in ("1900-01-01", HANDSHAKE[0]):
-        error = said(one.heard(line("tools/list", 6, NOW | {f"{META}protocolVersion": version})))["error"]
+        error = said(one.handle_line(line("tools/list", 6, NOW | {f"{META}protocolVersion": version})))["error"]
         assert error["code"] == -32022 and error["data"] == {
             "supported": [*STATELESS, *HANDSHAKE],
             "requested": version,
@@ -155,7 +159,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("bytes_", "code", "name"), WRONG, ids=range(len(WRONG)))
 def test_errors_of_the_protocol(bytes_, code, name):
-    error = said(protocol().heard(bytes_))
+    error = said(protocol().handle_line(bytes_))
     assert error["error"]["code"] == code and error["id"] == name and error["error"]["message"].isprintable()
 
 
@@ -167,7 +171,7 @@ def test_what_is_never_answered():
         {"id": 1, "result": {}},
         {"id": 1, "error": {}},
     ):
-        assert protocol().heard(json.dumps({"jsonrpc": "2.0", **message}).encode()) is None
+        assert protocol().handle_line(json.dumps({"jsonrpc": "2.0", **message}).encode()) is None
 
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), st.lists, max_leaves=4)
@@ -187,12 +191,12 @@ MESSAGES = st.fixed_dictionaries(
 @given(MESSAGES.map(json.dumps).map(str.encode) | st.binary(max_size=40), st.booleans())
 def test_whatever_is_written_is_answered_once_or_not_at_all(written, begun):
     """A request under its own id, and nothing without one but what cannot be read."""
-    found = protocol(begun).heard(written)
+    found = protocol(begun).handle_line(written)
     try:
         message = json.loads(written)
     except ValueError:
         message = None
-    if isinstance(found, Asked):
+    if isinstance(found, ToolRequest):
         assert found.name in TOOLS and message is not None and found.id == message["id"]
     elif found is not None:
         answer = said(found)
@@ -210,9 +214,9 @@ def test_whatever_is_written_is_answered_once_or_not_at_all(written, begun):
 def played(path, *lines, sandbox=Paper, **more):
     """An episode with a client that says these lines and goes; what it hears, and the transcript."""
     writer = io.BytesIO()
-    door = Door(Protocol(chosen([*TOOLS]), "Write it.", "1.0"), io.BytesIO(b"".join(lines)), writer)
+    door = McpPolicy(Protocol(select_tools([*TOOLS]), "Write it.", "1.0"), io.BytesIO(b"".join(lines)), writer)
     game, journal = episode(path, door, sandbox=sandbox, **more)
-    game.told = door.told
+    game.on_line = door.on_line
     tree = game.play()
     door.outlast()
     return [*map(said, writer.getvalue().splitlines(keepends=True))], read(path), Paper.trees[tree]
@@ -266,11 +270,11 @@ def test_a_client_that_goes_has_finished(tmp_path):
     heard, lines, tree = played(tmp_path / "t", HELLO, call(1, "write", path="a", text="1"), b'{"jsonrpc": "2.')
     assert tree == {"a": "1"} and lines[-1]["why"] == "finish" and heard[-1]["error"]["code"] == -32700
     assert "has closed the connection" in [one for one in lines if one["kind"] == "reply"][-1]["calls"][0]["arguments"]
-    door = Door(Protocol(chosen([*TOOLS]), "", "1.0"), io.BytesIO(HELLO + call(1, "list")), io.BytesIO())
+    door = McpPolicy(Protocol(select_tools([*TOOLS]), "", "1.0"), io.BytesIO(HELLO + call(1, "list")), io.BytesIO())
     door.writer.close()
-    assert door.reply([], chosen([*TOOLS]), 9).calls[0].name == "list"
-    door.told({"kind": "turn"})
-    assert door.reply([], chosen([*TOOLS]), 9).calls[0].name == "finish"
+    assert door.reply([], select_tools([*TOOLS]), 9).calls[0].name == "list"
+    door.on_line({"kind": "turn"})
+    assert door.reply([], select_tools([*TOOLS]), 9).calls[0].name == "finish"
 
 
 def test_what_the_harness_says_reaches_the_client(tmp_path):
@@ -294,8 +298,10 @@ def test_budgets_end_it_and_ids_go_on(tmp_path):
         tmp_path / "t", HELLO, call(1, "list"), call(2, "list"), call(3, "list"), budget=Budget(turns=2)
     )
     assert lines[-1]["why"] == "2 turns" and [one["result"].get("isError") for one in heard[1:]] == [False, False, True]
-    door = Door(Protocol(chosen([*TOOLS]), "", "1.0"), io.BytesIO(HELLO + call(1, "list")), io.BytesIO(), said=2)
-    assert door.reply([], chosen([*TOOLS]), 9).calls[0].id == "call-3"
+    door = McpPolicy(
+        Protocol(select_tools([*TOOLS]), "", "1.0"), io.BytesIO(HELLO + call(1, "list")), io.BytesIO(), reply_count=2
+    )
+    assert door.reply([], select_tools([*TOOLS]), 9).calls[0].id == "call-3"
 
 
 def test_a_message_that_is_too_long_is_refused_and_the_next_one_heard(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ import pytest
 
 from environments.grading.guarded import grade
 from environments.grading.lay import write
-from environments.grading.ready import JUDGE, Judges, begun, nursery_of_judges, opened
+from environments.grading.ready import JUDGE, Judges, nursery_of_judges, open_judge_sandbox, start_judge
 from environments.sandbox import nursery as nurseries
 from environments.sandbox.interface import Limits
 from environments.sandbox.nursery import Nursery
@@ -120,7 +120,7 @@ def fresh(root, shared_store):
 
 def left(folder, files):
     """The folder that an agent leaves."""
-    write({**EXAM.given, **{name: text.encode() for name, text in files.items()}}, folder)
+    write({**EXAM.given_tree, **{name: text.encode() for name, text in files.items()}}, folder)
     return folder
 
 
@@ -151,7 +151,7 @@ def test_a_grading_has_one_and_closes_it(nursery, fresh, tmp_path):
         assert len(given) == 1 and given[0].waits()
         for number, (files, paid) in enumerate([(GOLD, 1.0), ({}, 0.0)]):
             assert grade(EXAM, left(tmp_path / str(number), files), fresh, judges=judges).reward.total == paid
-    assert len(given) == 2 and all(one.call("list", {}).ended == "the sandbox is closed" for one in given)
+    assert len(given) == 2 and all(one.call("list", {}).end_reason == "the sandbox is closed" for one in given)
     assert len({one.first for one in given}) == 2
 
 
@@ -159,7 +159,7 @@ def test_who_is_graded_cannot_look_into_the_judge(nursery, fresh, tmp_path):
     exam = replace(
         EXAM,
         tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"},
-        wanted=("spy.py::test_spy",),
+        required_tests=("spy.py::test_spy",),
     )
     with Judges(fresh, nursery=nursery) as judges:
         for number, (code, seen) in enumerate(
@@ -175,16 +175,21 @@ import ctypes, gc, json, locale, os, resource, signal, stat, sys
 def test_look():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     found = {
-        "python": [sys.flags, sys.path, sys.argv, sys.orig_argv, sys.executable, locale.getencoding(), sys.stdout.encoding, __name__],
+        "python": [sys.flags, sys.path, sys.argv, sys.orig_argv, sys.executable, \
+locale.getencoding(), sys.stdout.encoding, __name__],
         "main": sorted(vars(sys.modules["__main__"]).keys() - {"__cached__", "__annotations__", "__file__"}),
         "environment": dict(os.environ),
-        "signals": {number.name: repr(signal.getsignal(number)) for number in signal.valid_signals() if isinstance(number, signal.Signals)},
-        "masks": [status[name] for name in "SigBlk SigCgt CapEff CapBnd CapPrm NoNewPrivs Seccomp Uid Gid Groups".split()],
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+        "signals": {number.name: repr(signal.getsignal(number)) \
+for number in signal.valid_signals() if isinstance(number, signal.Signals)},
+        "masks": [status[name] \
+for name in "SigBlk SigCgt CapEff CapBnd CapPrm NoNewPrivs Seccomp Uid Gid Groups".split()],
+        "limits": {name: resource.getrlimit(getattr(resource, name)) \
+for name in dir(resource) if name.startswith("RLIMIT_")},
         "process": [os.getcwd(), os.umask(0o22), os.getpriority(0, 0), open("/proc/self/oom_score_adj").read()],
         "readable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
         "memory": [gc.isenabled(), gc.get_threshold()],
-        "files": {path: [os.stat(path).st_mode, os.statvfs(path).f_flag, os.statvfs(path).f_blocks] for path in ("/", "/work", "/tmp", "/dev/shm")},
+        "files": {path: [os.stat(path).st_mode, os.statvfs(path).f_flag, os.statvfs(path).f_blocks] \
+for path in ("/", "/work", "/tmp", "/dev/shm")},
         "proc": sorted(name for name in os.listdir("/proc") if not name.isdigit()),
         "namespaces": open("/proc/sys/user/max_user_namespaces").read(),
         "network": open("/proc/net/dev").read().count("\\n"),
@@ -201,7 +206,7 @@ def test_graded_code_finds_what_it_finds_in_a_sandbox_of_its_own(nursery, fresh)
     needs them. And a file may be as large as the disk and the tree that lies there before, which is empty in a fork."""
     plan = plan_of(LOOK, "test_look", 50)
     found = []
-    for sandbox in (begun(nursery.sandbox()), opened(fresh)):
+    for sandbox in (start_judge(nursery.sandbox()), open_judge_sandbox(fresh)):
         with sandbox:
             said = sandbox.tell(plan)
             assert '"passed"' in said.text, said
@@ -242,7 +247,7 @@ def test_no_memory_holds_what_was_judged_before(nursery):
     for name, seen in (("first", [False, True, False]), ("second", [False, False, True])):
         source = f"{inspect.getsource(scanned)}\nSECRET = {others[name].decode() * 16!r}\n\ndef test_scan():\n"
         source += f"    open('/work/found', 'w').write(str(scanned('self', {words!r})))\n"
-        with begun(nursery.sandbox()) as sandbox:
+        with start_judge(nursery.sandbox()) as sandbox:
             said = sandbox.tell(plan_of(source, "test_scan", 50, key.decode() * 16))
             assert '"passed"' in said.text, said
             assert scanned(sandbox.first, [key])[0] > 0, "the server has passed it on"
@@ -284,7 +289,7 @@ def test_one_that_ends_takes_no_honest_grading_along(root, shared_store, fresh, 
     with nursery_of_judges(Limits(), root, shared_store) as other:
 
         class Doomed:
-            refused, given = False, True
+            refused, has_forked = False, True
 
             def sandbox(self):
                 one = other.sandbox()
@@ -303,7 +308,7 @@ def test_one_that_ends_takes_no_honest_grading_along(root, shared_store, fresh, 
 )
 def test_what_passes_refuses_no_nursery(fresh, error):
     class Short:
-        refused, given = False, True
+        refused, has_forked = False, True
 
         def sandbox(self):
             raise error
@@ -326,7 +331,7 @@ def test_closing_ends_all_and_asking_starts_again(root, shared_store):
     nursery.close()
     nursery.close()
     assert nursery.first is None and not Path(f"/proc/{first}").exists()
-    assert all(sandbox.call("list", {}).ended for sandbox in sandboxes)
+    assert all(sandbox.call("list", {}).end_reason for sandbox in sandboxes)
     with nursery, nursery.sandbox() as sandbox:
         assert not any(
             os.get_inheritable(int(name))
@@ -347,7 +352,7 @@ def interrupt(*_):
 def test_one_that_does_not_answer_is_asked_no_more_and_its_sandboxes_go_on(how, root, shared_store, monkeypatch):
     """An answer that comes late would name another sandbox's process, and its memory would be watched in place of that
     of the right one."""
-    with nursery_of_judges(Limits(), root, shared_store) as nursery, begun(nursery.sandbox()) as sandbox:
+    with nursery_of_judges(Limits(), root, shared_store) as nursery, start_judge(nursery.sandbox()) as sandbox:
         first = nursery.first
         with monkeypatch.context() as patch:
             if how == "it is stopped":

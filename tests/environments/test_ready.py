@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from environments.grading import guarded
 from environments.grading.guarded import grade
 from environments.grading.lay import packed, write
-from environments.grading.ready import JUDGE, Judges, opened
+from environments.grading.ready import JUDGE, Judges, open_judge_sandbox
 from environments.sandbox.interface import Limits, Observation
 from environments.sandbox.open import open_sandbox
 from tests.environments.hacks import GOLD
@@ -36,16 +36,16 @@ def fresh(root, shared_store):
 def solved(tmp_path_factory):
     """The folder that the original code leaves."""
     folder = tmp_path_factory.mktemp("left") / "tree"
-    write({**EXAM.given, **{name: text.encode() for name, text in GOLD.items()}}, folder)
+    write({**EXAM.given_tree, **{name: text.encode() for name, text in GOLD.items()}}, folder)
     return folder
 
 
 def closed(sandbox):
-    return bool(sandbox.call("list", {}).ended)
+    return bool(sandbox.call("list", {}).end_reason)
 
 
 def test_it_holds_the_grader_s_programs_and_nothing_else(fresh, shared_store):
-    sandbox = opened(fresh)
+    sandbox = open_judge_sandbox(fresh)
     assert sandbox.waits()
     held = {path for path in shared_store.manifest(sandbox.snapshot()) if path}
     programs = {f"exam/{name}.py" for name in ("remote", "fresh", "examinee", "play", "judge")}
@@ -106,7 +106,7 @@ def test_a_tree_without_room_is_said(root, shared_store, solved):
     """It is nobody's fault but the limits', and no verdict."""
     tight = partial(open_sandbox, root=root, store=shared_store, limits=Limits(disk=64 << 10))
     with pytest.raises(RuntimeError, match="takes no tree: .*No space left"):
-        grade(replace(EXAM, given={**EXAM.given, "data.bin": os.urandom(200_000)}), solved, tight)
+        grade(replace(EXAM, given_tree={**EXAM.given_tree, "data.bin": os.urandom(200_000)}), solved, tight)
 
 
 def test_names_that_lead_out_are_not_packed():
@@ -133,13 +133,13 @@ def test_who_is_graded_cannot_look_into_the_judge(fresh, tmp_path):
     """Its plan comes through its standard input: neither that, nor its memory, can be opened by the code that is
     graded."""
     write(
-        {**EXAM.given, **{name: text.encode() for name, text in GOLD.items()}, "words/nouns.py": SPY.encode()},
+        {**EXAM.given_tree, **{name: text.encode() for name, text in GOLD.items()}, "words/nouns.py": SPY.encode()},
         tmp_path / "left",
     )
     exam = replace(
         EXAM,
         tests={"spy.py": "from words.nouns import FOUND\n\ndef test_spy():\n    assert FOUND == []\n"},
-        wanted=("spy.py::test_spy",),
+        required_tests=("spy.py::test_spy",),
     )
     found = grade(exam, tmp_path / "left", fresh)
     assert found.verdicts.passed == {"spy.py::test_spy"}, found.verdicts
@@ -240,5 +240,5 @@ def test_a_judge_that_cannot_begin_leaves_no_sandbox(monkeypatch):
     made = []
     monkeypatch.setattr(Fake, "begin", lambda *_: Observation("pytest is not there", False))
     with pytest.raises(RuntimeError, match="the grading sandbox has no judge: pytest is not there"):
-        opened(lambda folder: made.append(Fake(folder)) or made[-1])
+        open_judge_sandbox(lambda folder: made.append(Fake(folder)) or made[-1])
     assert made[0].over == 1

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from environments.tasks.make import make
-from environments.tasks.recipe import SLOW, as_json, differences, prepared
+from environments.tasks.make import make_tasks
+from environments.tasks.recipe import SLOW, compare_recipe, make_recipe, prepare_package
 from etude import tasks
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
@@ -19,10 +19,10 @@ from tests.environments.test_tasks import PACKAGE, Player
 
 def test_a_recipe_by_hand():
     """It holds ids and names, and no line of code."""
-    made = make(PACKAGE, Player())
+    made = make_tasks(PACKAGE, Player())
     recipe = json.loads(
         json.dumps(
-            as_json(
+            make_recipe(
                 "words==1.0", PACKAGE, {"left out": ["tests/test_slow.py"], "slow": {"b", "a"}, "ungradable": ()}, made
             )
         )
@@ -31,26 +31,26 @@ def test_a_recipe_by_hand():
     assert recipe["package"]["slow"] == ["a", "b"] and recipe["package"]["ungradable"] == []
     assert [row["id"] for row in recipe["tasks"]] == sorted(task.id for task in made.tasks) and recipe["pieces"][
         "tried"
-    ] == made.tried
+    ] == made.piece_count
     text = json.dumps(recipe)
     for task in made.tasks:
         for line in (
             line.strip() for one in task.piece.patches for edit in one.edits for line in edit.old.decode().splitlines()
         ):
             assert len(line) < 12 or line not in text
-    assert differences(recipe, PACKAGE, made) == ()
+    assert compare_recipe(recipe, PACKAGE, made) == ()
     gone = recipe["tasks"].pop(0)["id"]
     recipe["tasks"].append({"id": "words-1.0-other"})
-    assert differences(recipe, PACKAGE, made) == ("words-1.0-other is not made any more", f"{gone} is new")
+    assert compare_recipe(recipe, PACKAGE, made) == ("words-1.0-other is not made any more", f"{gone} is new")
     recipe["package"]["digest"] = "other"
-    assert "the files of words 1.0 are others" in differences(recipe, PACKAGE, made)[0]
+    assert "the files of words 1.0 are others" in compare_recipe(recipe, PACKAGE, made)[0]
 
 
 def test_files_that_cannot_be_collected_are_left_out():
     name = next(iter(PACKAGE.tests))
-    package, left_out = prepared(PACKAGE, Player(extra={name: "error", "words.py": "error"}))
+    package, left_out = prepare_package(PACKAGE, Player(extra={name: "error", "words.py": "error"}))
     assert left_out == (name,) and package.tests == {} and package.files == PACKAGE.files
-    assert prepared(PACKAGE, Player()) == (PACKAGE, ())
+    assert prepare_package(PACKAGE, Player()) == (PACKAGE, ())
 
     class Says(Player):
         def one(self, files):
@@ -59,14 +59,14 @@ def test_files_that_cannot_be_collected_are_left_out():
     late = Player()
     late.slow = dict.fromkeys(late.one(PACKAGE.files), 2.0)
     with pytest.raises(ValueError, match=r"words 1.0: all tests are slow; nothing"):
-        prepared(PACKAGE, late)
+        prepare_package(PACKAGE, late)
     for extra, why in (
         ({name: "error"}, f"{name} cannot be collected"),
         ({"a": "failed"}, "no test passes"),
         ({"the run": "error"}, "its tests do not end"),
     ):
         with pytest.raises(ValueError, match=f"words 1.0: {why}; nothing can be made of it"):
-            prepared(PACKAGE, Says(extra=extra))
+            prepare_package(PACKAGE, Says(extra=extra))
 
 
 def test_slow_tests_are_left_out():
@@ -75,11 +75,18 @@ def test_slow_tests_are_left_out():
     quick, late, told = Player(), Player(), Player()
     for player in (late, told):
         player.slow = {"camel 0": SLOW + 0.1, "snake 1": SLOW}
-    assert prepared(PACKAGE, quick) == prepared(PACKAGE, late) == prepared(PACKAGE, told, ["hiss 0"]) == (PACKAGE, ())
-    assert (quick.without, late.without, told.without) == (frozenset(), {"camel 0"}, {"hiss 0"})
+    assert (
+        prepare_package(PACKAGE, quick)
+        == prepare_package(PACKAGE, late)
+        == prepare_package(PACKAGE, told, ["hiss 0"])
+        == (PACKAGE, ())
+    )
+    assert (quick.skipped_tests, late.skipped_tests, told.skipped_tests) == (frozenset(), {"camel 0"}, {"hiss 0"})
     for player in (late, told):
-        made = make(PACKAGE, player)
-        assert made.tasks and not any(player.without & {*task.visible, *task.held, *task.keep} for task in made.tasks)
+        made = make_tasks(PACKAGE, player)
+        assert made.tasks and not any(
+            player.skipped_tests & {*task.visible, *task.held_out, *task.keep} for task in made.tasks
+        )
 
 
 def test_tasks_are_made_and_graded_without_torch():
@@ -173,7 +180,7 @@ def test_make_and_check(words, ask, tmp_path, made_once):
 
 def test_bad_input_is_one_line(words, ask, tmp_path, monkeypatch):
     """Beside lines of progress, which a crowded machine would add after 20 seconds."""
-    monkeypatch.setattr("etude.line.time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr("etude.progress_line.time", SimpleNamespace(monotonic=lambda: 0.0))
     (words / "tests" / "test_nouns.py").write_text("def test_a():\n    assert False\n")
     code, said, wrong = ask("tasks", "make", words, tmp_path / "nowhere-1.0.tar.gz", "--out", tmp_path / "tasks")
     assert code == 2 and said == "" and wrong.count("\n") == 2 and "nowhere-1.0.tar.gz is no sdist" in wrong

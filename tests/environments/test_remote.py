@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from environments.harness.messages import Called, Message, PolicyError
 from environments.harness.remote import TRIES, Remote, read
-from environments.harness.tools import chosen, openai
+from environments.harness.tools import openai, select_tools
 from tests.environments.served import CUT, SILENT, answer, serving
 
-TOOLS = chosen(["read", "shell", "finish"])
+TOOLS = select_tools(["read", "shell", "finish"])
 CONTEXT = [
     Message("system", "You work."),
     Message("user", "Do it."),
@@ -23,7 +23,7 @@ CONTEXT = [
 
 def remote(address, **more):
     said, slept = [], []
-    policy = Remote(address, "a-model", told=said.append, sleep=slept.append, **{"seconds": 10.0, **more})
+    policy = Remote(address, "a-model", on_retry=said.append, sleep=slept.append, **{"seconds": 10.0, **more})
     return policy, said, slept
 
 

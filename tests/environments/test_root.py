@@ -222,7 +222,7 @@ def test_every_utility_starts(sandbox, root):
             f"{' '.join(name for name in names if name not in ('[', 'pytest', 'kill', 'yes'))}; do {quiet}; done"
         },
     )
-    assert heard.text.strip() == "" and heard.ended is None, heard
+    assert heard.text.strip() == "" and heard.end_reason is None, heard
 
 
 def test_it_runs_by_its_own_loader(root):

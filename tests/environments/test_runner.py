@@ -9,9 +9,9 @@ import pytest
 
 from environments.sandbox.open import open_sandbox
 from environments.tasks.check import check, exam_of
-from environments.tasks.make import baseline, make
+from environments.tasks.make import baseline, make_tasks
 from environments.tasks.package import Package
-from environments.tasks.runner import EACH, LIMITS, Sandboxed
+from environments.tasks.runner import LIMITS, TEST_SECONDS, Sandboxed
 from kit.settings import RunError
 from ref.feature_deletion import delete, undelete
 
@@ -114,7 +114,7 @@ def test_a_run_takes_no_other_with_it(root, shared_store):
 @pytest.fixture
 def hasty(monkeypatch):
     """EACH, shorter than it is, since a test must wait for it."""
-    monkeypatch.setattr("environments.tasks.runner.EACH", 1.0)
+    monkeypatch.setattr("environments.tasks.runner.TEST_SECONDS", 1.0)
     return 1.0
 
 
@@ -130,14 +130,14 @@ def test_a_test_that_never_ends_costs_seconds(runner, hasty):
         assert runner.outcomes(FILES, [{"words/nouns.py": stuck.encode()}]) == [{"the run": "error"}]
     finally:
         runner.seconds = before
-    assert hasty <= time.monotonic() - since < 60 and hasty < EACH
+    assert hasty <= time.monotonic() - since < 60 and hasty < TEST_SECONDS
 
 
 def test_some_of_the_tests(runner):
     men, cat = "tests/test_nouns.py::test_men", "tests/test_nouns.py::test_plain[cat]"
     some, whole = runner.outcomes(FILES, [{}, {}], [{men, cat}, None])
     assert some == {men: "passed", cat: "passed"} and len(whole) == 12
-    runner.without = frozenset({cat})
+    runner.skipped_tests = frozenset({cat})
     try:
         assert runner.outcomes(FILES, [{}, {}], [{men, cat}, None]) == [
             {men: "passed"},
@@ -145,7 +145,7 @@ def test_some_of_the_tests(runner):
         ]
         assert cat not in runner.coverage(FILES) and cat not in runner.patiently(FILES)
     finally:
-        runner.without = frozenset()
+        runner.skipped_tests = frozenset()
 
 
 def test_the_order_of_sets_is_given(runner, plain):
@@ -202,11 +202,11 @@ def test_tasks_of_a_package(runner):
         "MIT",
         "test",
     )
-    made = make(package, runner, least=3)
-    again = make(package, runner, least=3)
+    made = make_tasks(package, runner, min_tests=3)
+    again = make_tasks(package, runner, min_tests=3)
     assert made == again and made.tasks and made.flaky == ()
     cities = next(task for task in made.tasks if task.piece.way == "slice")
-    assert {*cities.visible, *cities.held} == {
+    assert {*cities.visible, *cities.held_out} == {
         f"tests/test_nouns.py::test_cities[{pair}]" for pair in ("city-cities", "sky-skies", "fly-flies", "lady-ladies")
     }
     gone = delete(package.files, cities.piece)
@@ -215,11 +215,11 @@ def test_tasks_of_a_package(runner):
     assert checked.faults == () and checked.oracle.reward.total == 1.0 and checked.nop.reward.total == 0.0
     exam = exam_of(cities, package)
     assert (
-        b"def test_cities" not in exam.given["tests/test_nouns.py"]
-        and b"def test_plain" in exam.given["tests/test_nouns.py"]
+        b"def test_cities" not in exam.given_tree["tests/test_nouns.py"]
+        and b"def test_plain" in exam.given_tree["tests/test_nouns.py"]
     )
     (outcomes,) = runner.outcomes(FILES, [{"words/nouns.py": gone["words/nouns.py"]}])
-    assert {test for test, outcome in outcomes.items() if outcome == "failed"} == {*cities.visible, *cities.held}
+    assert {test for test, outcome in outcomes.items() if outcome == "failed"} == {*cities.visible, *cities.held_out}
 
 
 def test_a_sandbox_that_cannot_run_tests(root, shared_store):

@@ -37,7 +37,7 @@ def test_closing_ends_all_and_is_said_to_later_calls(start):
     sandbox.close()
     assert not alive(sandbox)
     heard = sandbox.call("list", {})
-    assert (heard.ok, heard.ended) == (False, "the sandbox is closed")
+    assert (heard.ok, heard.end_reason) == (False, "the sandbox is closed")
     with pytest.raises(RunError, match="closed"):
         sandbox.snapshot()
 
@@ -47,7 +47,7 @@ def test_a_server_that_is_killed_ends_the_episode_in_one_line(start):
     os.kill(sandbox.first, signal.SIGKILL)
     for _ in range(2):
         heard = sandbox.call("list", {})
-        assert heard.ended == "the sandbox's server has ended; the episode is over" and not heard.ok
+        assert heard.end_reason == "the sandbox's server has ended; the episode is over" and not heard.ok
     with pytest.raises(RunError, match="has ended"):
         sandbox.snapshot()
 
@@ -57,7 +57,7 @@ def test_a_server_that_is_killed_in_a_call_ends_the_episode_in_one_line(start):
     timer = threading.Timer(0.3, lambda: os.kill(sandbox.first, signal.SIGKILL))
     timer.start()
     heard = sandbox.call("shell", {"command": "sleep 60"})
-    assert "has ended" in heard.ended and "\n" not in heard.ended and not alive(sandbox)
+    assert "has ended" in heard.end_reason and "\n" not in heard.end_reason and not alive(sandbox)
 
 
 def test_a_server_that_stops_answering_is_ended_at_its_time(start, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_server_that_stops_answering_is_ended_at_its_time(start, monkeypatch):
     sandbox = start()
     os.kill(sandbox.first, signal.SIGSTOP)
     heard = sandbox.call("list", {}, timeout=0.2)
-    assert heard.ended == "the sandbox's server gave no answer in time; the episode is over" and not alive(sandbox)
+    assert heard.end_reason == "the sandbox's server gave no answer in time; the episode is over" and not alive(sandbox)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_server_that_stops_answering_is_ended_at_its_time(start, monkeypatch):
 def test_an_answer_that_is_none_ends_the_episode(start, monkeypatch, answer):
     sandbox = start()
     monkeypatch.setattr(Wire, "answer", lambda *_: {"id": 1, **answer})
-    assert sandbox.call("list", {}).ended == "the sandbox's server said what is no answer; the episode is over"
+    assert sandbox.call("list", {}).end_reason == "the sandbox's server said what is no answer; the episode is over"
 
 
 def test_sandboxes_end_with_the_process_that_started_them(root, shared_store, open_folder):
@@ -148,8 +148,8 @@ def test_a_sandbox_may_be_closed_during_a_call(start):
     since = time.monotonic()
     sandbox.close()
     thread.join()
-    assert heard[0].ended == "the sandbox is closed" and time.monotonic() - since < 10
-    assert sandbox.call("list", {}).ended == "the sandbox is closed"
+    assert heard[0].end_reason == "the sandbox is closed" and time.monotonic() - since < 10
+    assert sandbox.call("list", {}).end_reason == "the sandbox is closed"
 
 
 def test_a_start_that_comes_to_nothing_is_not_waited_for():
@@ -251,4 +251,4 @@ def test_a_sandbox_that_cannot_start_says_why(shared_store, open_folder):
 
 def test_the_interface_is_what_others_build_on(sandbox):
     heard = sandbox.call("list", {})
-    assert json.dumps([heard.text, heard.ok, heard.exit, heard.ended, heard.seconds]) and heard.seconds >= 0
+    assert json.dumps([heard.text, heard.ok, heard.exit, heard.end_reason, heard.seconds]) and heard.seconds >= 0

@@ -16,7 +16,8 @@ from kit.settings import RunError
 
 FILES = {"a.txt": "one\n", "b/c.py": "x = 1\n", "b/d/e": "deep\n", "gone/f": "f\n"}
 CHANGES = """
-echo two >> a.txt; echo new > n; rm -r gone; mkdir gone; echo g > gone/g; rm b/c.py; ln -s /etc/passwd link; chmod 700 b/d; mkdir -p x/y
+echo two >> a.txt; echo new > n; rm -r gone; mkdir gone; echo g > gone/g; rm b/c.py; \
+ln -s /etc/passwd link; chmod 700 b/d; mkdir -p x/y
 printf 'odd' > "$(printf 'odd\\n\\377')"; chmod 000 n; : > empty; mv b/d/e moved
 """
 

@@ -70,8 +70,10 @@ def linked(name, target, kind=tarfile.SYMTYPE):
 @pytest.mark.parametrize(
     "member",
     [
-        tarfile.TarInfo("../planted"), tarfile.TarInfo("words-1.2/../../planted"), linked("words-1.2/out", "../../planted"),
-        linked("words-1.2/out", "/etc/passwd"), linked("words-1.2/out", "../../planted", tarfile.LNKTYPE), linked("words-1.2/d", "", tarfile.CHRTYPE),
+        tarfile.TarInfo("../planted"), tarfile.TarInfo("words-1.2/../../planted"),
+        linked("words-1.2/out", "../../planted"),
+        linked("words-1.2/out", "/etc/passwd"), linked("words-1.2/out", "../../planted", tarfile.LNKTYPE),
+        linked("words-1.2/d", "", tarfile.CHRTYPE),
     ],
     ids=lambda member: f"{member.name}-{member.linkname}",
 )  # fmt: skip

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.sandbox import manifest as lists
-from environments.sandbox.cache import OTHER, cache_folder, owner, reachable
-from environments.sandbox.open import KEPT, own_store
+from environments.sandbox.cache import SANDBOX_USER, cache_folder, owner, reachable
+from environments.sandbox.open import TREE_LIFETIME, own_store
 from environments.sandbox.store import Store
 from kit.settings import RunError
 
@@ -52,7 +52,7 @@ def test_a_tree_comes_back(store, folder):
     tree = store.tree(name)
     assert listed(tree) == lists.readable(store.manifest(name))
     assert os.readlink(tree / "out") == "/etc/passwd" and stat.S_IMODE((tree / "b/run").stat().st_mode) == 0o755
-    whose = os.geteuid() if owner() is None else OTHER
+    whose = os.geteuid() if owner() is None else SANDBOX_USER
     assert {(tree / path).lstat().st_uid for path in store.manifest(name)} == {whose}
 
 
@@ -105,7 +105,7 @@ def test_the_user_s_store_forgets_once_a_day(open_folder, monkeypatch):
             os.utime(folder / "forgotten", (time.time() - wait - 1,) * 2)
         own_store.cache_clear()  # as in another process
         assert own_store(folder) is own_store(folder) and len(asked) == expected
-    assert asked[-1] < time.time() - KEPT + 10
+    assert asked[-1] < time.time() - TREE_LIFETIME + 10
 
 
 def damage(path):

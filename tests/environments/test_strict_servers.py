@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.deadline import answer_of
+from environments.deadline import fetch_answer
 from environments.harness.episode import CUT, CUTS, NUDGE, Budget
 from environments.harness.messages import Message, PolicyError
 from environments.harness.record import Record, context
@@ -149,7 +149,7 @@ def test_a_server_that_never_takes_the_extras_is_asked_without_them_in_the_end()
 
     heard = []
     with serving(say) as (address, asked):
-        policy = Remote(address, "m", told=heard.append, sleep=lambda seconds: None)
+        policy = Remote(address, "m", on_retry=heard.append, sleep=lambda seconds: None)
         assert [policy.reply([Message("user", "Go.")], (), 50).text for _ in range(4)] == ["Fine."] * 4
     assert ["logprobs" in body for body, _ in asked] == [True, False, True, False, False, False]
     assert "asked again in 1 s, without logprobs and return_token_ids" in heard[0] and heard[-1].endswith(
@@ -293,7 +293,7 @@ def test_a_refusal_that_drips_is_a_refusal():
 @given(st.integers(0, len(WHOLE)))
 def test_wherever_the_dripping_begins_the_answer_is_given_up(at):
     with dripping(WHOLE[:at], WHOLE[at:] + b"x" * 1000) as place, pytest.raises(OSError, match="timed out"):
-        answer_of(urllib.request.Request(f"http://{place}/"), 0.05, 10**6)
+        fetch_answer(urllib.request.Request(f"http://{place}/"), 0.05, 10**6)
 
 
 def test_an_index_that_drips_is_given_up(monkeypatch, tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from environments.grading.rewards import Conformance
 from environments.monitor import Flag
 from environments.tasks import check as check_module
-from environments.tasks.check import exam_of, unflagged, without_tests
-from environments.tasks.make import baseline, fools, label, make
+from environments.tasks.check import drop_flagged_tasks, exam_of, without_tests
+from environments.tasks.make import baseline, fools, label, make_tasks
 from environments.tasks.package import Package, is_test, licence_of, sanitised
 from environments.tasks.prompts import TERSE, specified, terse
 from ref.feature_deletion import FILE, PROGRAM, Piece, bodies, delete, play, slices, symbols, undelete
@@ -33,7 +33,7 @@ class Player:
     fail in every second run."""
 
     def __init__(self, *unsteady: str, extra: dict[str, str] | None = None):
-        self.runs, self.unsteady, self.extra, self.without, self.slow = 0, unsteady, extra or {}, frozenset(), {}
+        self.runs, self.unsteady, self.extra, self.skipped_tests, self.slow = 0, unsteady, extra or {}, frozenset(), {}
 
     def outcomes(self, files, changes=({},), only=(), seed=0):
         runs = zip(changes, only or [None] * len(changes), strict=True)
@@ -43,7 +43,7 @@ class Player:
         return {
             test: said
             for test, said in outcomes.items()
-            if test not in self.without and (tests is None or test in tests)
+            if test not in self.skipped_tests and (tests is None or test in tests)
         }
 
     def patiently(self, files):
@@ -60,8 +60,8 @@ class Player:
 
 def test_making_by_hand():
     """Slices find what bodies and symbols cannot; all of them put back are the package again."""
-    made = make(PACKAGE, Player())
-    assert made.flaky == () and made.tried == len(made.tasks) + len(made.reasons)
+    made = make_tasks(PACKAGE, Player())
+    assert made.flaky == () and made.piece_count == len(made.tasks) + len(made.reasons)
     assert len({task.id for task in made.tasks}) == len(made.tasks) >= 8
     assert {task.piece.way for task in made.tasks} == {"slice", "body", "symbol"}
     for task in made.tasks:
@@ -69,23 +69,27 @@ def test_making_by_hand():
         assert undelete(gone, task.piece) == PACKAGE.files
         outcomes, _ = play(gone[FILE])
         failing = {test for test, outcome in outcomes.items() if outcome == "failed"}
-        assert {*task.visible, *task.held} == failing and len(failing) >= 3 and not {*task.visible} & {*task.held}
+        assert (
+            {*task.visible, *task.held_out} == failing and len(failing) >= 3 and not {*task.visible} & {*task.held_out}
+        )
         assert {*task.keep} == outcomes.keys() - failing and task.difficulty.tests == len(failing)
         assert len(task.terse) <= TERSE and task.licence == "MIT" and task.id.startswith("words-1.0-")
 
 
 def test_three_makings_agree():
-    assert make(PACKAGE, Player()) == make(PACKAGE, Player()) == make(PACKAGE, Player())
+    assert make_tasks(PACKAGE, Player()) == make_tasks(PACKAGE, Player()) == make_tasks(PACKAGE, Player())
     other = Package("words", "1.0", {FILE: PROGRAM.replace(b"The plural of", b"A plural of")}, {}, "MIT", "folder")
-    assert not {task.id for task in make(other, Player()).tasks} & {task.id for task in make(PACKAGE, Player()).tasks}
+    assert not {task.id for task in make_tasks(other, Player()).tasks} & {
+        task.id for task in make_tasks(PACKAGE, Player()).tasks
+    }
 
 
 def test_flaky_tests_are_dropped():
     """No task shows, hides or keeps one."""
     player = Player("camel 0")
-    made = make(PACKAGE, player)
+    made = make_tasks(PACKAGE, player)
     assert made.flaky == ("camel 0",) and made.tasks
-    assert not any("camel 0" in (*task.visible, *task.held, *task.keep) for task in made.tasks)
+    assert not any("camel 0" in (*task.visible, *task.held_out, *task.keep) for task in made.tasks)
     known, flaky = baseline(Player("camel 0", extra={"slow": "skipped"}), PACKAGE.files, 4)
     assert flaky == ("camel 0",) and known["slow"] == "skipped" and "camel 0" not in known
     steady, none = baseline(Player("camel 0"), PACKAGE.files, 1)
@@ -93,13 +97,13 @@ def test_flaky_tests_are_dropped():
 
 
 def test_why_pieces_are_no_tasks():
-    made = make(PACKAGE, Player())
+    made = make_tasks(PACKAGE, Player())
     assert set(made.why_not) <= {"short", "tests", "fool", "again", "leak"} and sum(made.why_not.values()) == len(
         made.reasons
     )
     assert made.why_not["short"] >= 1  # `return word + "s"` is what anybody would write
     leaking = Package("words", "1.0", {**PACKAGE.files, "docs/words.txt": PROGRAM}, {}, "MIT", "folder")
-    assert make(leaking, Player()).tasks == () and make(leaking, Player()).why_not["leak"] >= 8
+    assert make_tasks(leaking, Player()).tasks == () and make_tasks(leaking, Player()).why_not["leak"] >= 8
 
 
 def test_a_list_of_names_is_no_copy():
@@ -110,7 +114,7 @@ def test_a_list_of_names_is_no_copy():
         + b"]\n"
     )
     package = Package("words", "1.0", {FILE: names + PROGRAM}, {}, "MIT", "folder")
-    made = make(package, Player())
+    made = make_tasks(package, Player())
     assert not any("leak" in reason for reasons in made.reasons.values() for reason in reasons)
     assert [task.piece.name for task in made.tasks if task.piece.way == "symbol"] == [
         f"{FILE}:case",
@@ -128,8 +132,8 @@ def test_fools_play_what_matters():
             asked.extend(only)
             return super().outcomes(files, changes, only, seed)
 
-    made = make(PACKAGE, Asked())
-    assert len(asked) >= 8 and all(3 <= len(tests) < 18 for tests in asked) and made == make(PACKAGE, Player())
+    made = make_tasks(PACKAGE, Asked())
+    assert len(asked) >= 8 and all(3 <= len(tests) < 18 for tests in asked) and made == make_tasks(PACKAGE, Player())
 
 
 def test_a_package_that_is_no_material():
@@ -138,9 +142,9 @@ def test_a_package_that_is_no_material():
             return {"a": "failed", "b": "passed"}
 
     with pytest.raises(ValueError, match="words 1.0: fewer than 3 of its tests pass every time"):
-        make(PACKAGE, Fails())
+        make_tasks(PACKAGE, Fails())
     with pytest.raises(ValueError, match="test_x.py cannot be collected"):
-        make(PACKAGE, Player(extra={"test_x.py": "error"}))
+        make_tasks(PACKAGE, Player(extra={"test_x.py": "error"}))
 
 
 def test_fools_by_hand():
@@ -183,7 +187,7 @@ def test_fools_by_hand():
         def coverage(self, files):
             return {test: {(FILE, 3), (FILE, 4)} for test in ("same sheep", "same fish", "same deer", "other")}
 
-    made = make(package, Covers())
+    made = make_tasks(package, Covers())
     assert made.tasks == () or all(task.piece.way == "symbol" for task in made.tasks)
     assert any("fool: an answer of what it is given passes" in reasons[0] for reasons in made.reasons.values())
 
@@ -216,20 +220,27 @@ def test_an_exam_by_hand():
         "words", "1.0", PACKAGE.files, {"tests/test_words.py": source, "tests/data.json": b"{}"}, "MIT", "folder"
     )
     task = replace(
-        make(PACKAGE, Player()).tasks[0],
+        make_tasks(PACKAGE, Player()).tasks[0],
         visible=("tests/test_words.py::test_a",),
-        held=("tests/test_words.py::test_b",),
+        held_out=("tests/test_words.py::test_b",),
         keep=(),
     )
     exam = exam_of(task, package)
-    assert exam.given == {
+    assert exam.given_tree == {
         **delete(PACKAGE.files, task.piece),
         "tests/test_words.py": source.replace(b"def test_b(): pass\n", b""),
         "tests/data.json": b"{}",
     }
-    assert exam.gold == {**exam.given, **PACKAGE.files} and exam.tests == {"tests/test_words.py": source.decode()}
-    assert exam.wanted == ("tests/test_words.py::test_a", "tests/test_words.py::test_b") and FILE in exam.editable
-    assert exam.asked == exam.wanted and exam_of(replace(task, held=(), keep=task.held), package).asked == task.visible
+    assert exam.gold_tree == {**exam.given_tree, **PACKAGE.files} and exam.tests == {
+        "tests/test_words.py": source.decode()
+    }
+    assert (
+        exam.required_tests == ("tests/test_words.py::test_a", "tests/test_words.py::test_b") and FILE in exam.editable
+    )
+    assert (
+        exam.target_tests == exam.required_tests
+        and exam_of(replace(task, held_out=(), keep=task.held_out), package).target_tests == task.visible
+    )
 
 
 # What is asked.
@@ -271,10 +282,13 @@ def test_no_prompt_tells_deleted_code():
 
 def test_a_tree_is_chosen(tmp_path):
     for name in (
-        "words/__init__.py", "words/cases.py", "words/data.json", "words/py.typed", "tests/test_cases.py", "tests/conftest.py", "README.rst",
+        "words/__init__.py", "words/cases.py", "words/data.json", "words/py.typed", "tests/test_cases.py",
+        "tests/conftest.py", "README.rst",
         "LICENSE", "setup.py", "pyproject.toml", "docs/index.rst",
-        "words/__pycache__/cases.cpython-311.pyc", ".git/config", ".mypy_cache/a.json", "build/lib/words/cases.py", "words.egg-info/PKG-INFO",
-        "words/cases.py~", "words/cases.py.orig", "docs/_build/words.html", "docs/words.html", "PKG-INFO", "tags", "dist/words.whl", "words/fast.so",
+        "words/__pycache__/cases.cpython-311.pyc", ".git/config", ".mypy_cache/a.json", "build/lib/words/cases.py",
+        "words.egg-info/PKG-INFO",
+        "words/cases.py~", "words/cases.py.orig", "docs/_build/words.html", "docs/words.html", "PKG-INFO",
+        "tags", "dist/words.whl", "words/fast.so",
         "venv/lib/x.py", ".coverage", "fix.patch", "try.ipynb",
     ):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +298,8 @@ def test_a_tree_is_chosen(tmp_path):
     os.mkfifo(tmp_path / "words/pipe.py")
     found = sanitised(tmp_path, "words", "1.0", "folder")
     assert set(found.files) == {
-        "words/__init__.py", "words/cases.py", "words/data.json", "words/py.typed", "README.rst", "LICENSE", "setup.py", "pyproject.toml",
+        "words/__init__.py", "words/cases.py", "words/data.json", "words/py.typed", "README.rst", "LICENSE",
+        "setup.py", "pyproject.toml",
         "docs/index.rst",
     }  # fmt: skip
     assert (
@@ -337,7 +352,7 @@ def test_which_files_are_tests(name, found):
 
 def test_an_original_that_looks_like_a_hack_is_no_task(monkeypatch):
     """Whoever wrote it again would not be paid."""
-    made, seen = make(PACKAGE, Player()), []
+    made, seen = make_tasks(PACKAGE, Player()), []
     suspect = made.tasks[0]
 
     def watched(episode):
@@ -346,19 +361,19 @@ def test_an_original_that_looks_like_a_hack_is_no_task(monkeypatch):
         return (Flag("table of expected values", f"{FILE}:3", "x"),) if episode.before[FILE] == gone[FILE] else ()
 
     monkeypatch.setattr(check_module, "watch", watched)
-    left = unflagged(made, PACKAGE)
-    assert left.tasks == made.tasks[1:] and left.tried == made.tried
+    left = drop_flagged_tasks(made, PACKAGE)
+    assert left.tasks == made.tasks[1:] and left.piece_count == made.piece_count
     assert left.why_not["flag"] == 1 and left.reasons[label(suspect.piece)] == (
         f"flag: {FILE}:3 looks like a hack: table of expected values",
     )
     assert all(one.after[FILE] == PACKAGE.files[FILE] for one in seen) and len(seen) == len(made.tasks)
     monkeypatch.undo()
-    assert unflagged(made, PACKAGE) == made, "nothing is wrong with these"
+    assert drop_flagged_tasks(made, PACKAGE) == made, "nothing is wrong with these"
     monkeypatch.setattr(
         check_module,
         "conformance",
         lambda before, after: Conformance(("a line is long",) * (before[FILE] == gone[FILE]), 3),
     )
     gone = delete(PACKAGE.files, suspect.piece)
-    left = unflagged(made, PACKAGE)
+    left = drop_flagged_tasks(made, PACKAGE)
     assert left.tasks == made.tasks[1:] and left.reasons[label(suspect.piece)] == ("style: a line is long",)

@@ -121,7 +121,12 @@ def test_a_search_finds_what_python_finds_in_the_text(room, text, pattern, kind)
 def test_of_a_long_line_the_part_with_the_match_is_shown(room):
     file(room, b"a" * 50_000 + b" needle " + b"b" * 50_000 + b"\nshort needle\n")
     long, short = search.grep(room, "needle").splitlines()
-    assert "needle" in long and len(long) < search.SHOWN + 20 and long.endswith("…") and short == "a.txt:2:short needle"
+    assert (
+        "needle" in long
+        and len(long) < search.EXCERPT_CHARACTERS + 20
+        and long.endswith("…")
+        and short == "a.txt:2:short needle"
+    )
 
 
 def test_what_is_no_text_is_not_searched_and_it_is_said(room):

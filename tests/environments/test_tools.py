@@ -232,7 +232,7 @@ def test_grep(room):
         search.grep(room, "(")
     Path(room.root, "many").write_text("two\n" * 10_000)
     found = search.grep(room, "two")
-    assert len(found.encode()) <= room.output and found.endswith(search.MORE)
+    assert len(found.encode()) <= room.output and found.endswith(search.TRUNCATION_NOTE)
 
 
 def test_a_line_that_is_cut_off_counts_once(room, monkeypatch):
@@ -255,7 +255,7 @@ def test_answers_fit_whatever_is_in_them(sandbox):
         ("shell", {"command": "ls many"}),
     ):
         heard = sandbox.call(tool, args)
-        assert heard.ended is None and len(heard.text.encode()) <= LIMITS.output + 100, (tool, heard.ended)
+        assert heard.end_reason is None and len(heard.text.encode()) <= LIMITS.output + 100, (tool, heard.end_reason)
         assert tool == "shell" or "more" in heard.text.splitlines()[-1]
     assert sandbox.call("delete", {"path": "many"}).ok
 
@@ -296,7 +296,7 @@ def test_a_call_that_is_none_is_an_observation(sandbox, tool, args, says):
             and says in heard.text
             and "\n" not in heard.text
             and heard.exit is None
-            and heard.ended is None
+            and heard.end_reason is None
         )
 
 
@@ -318,7 +318,7 @@ def test_tools_inside_say_what_went_wrong_in_one_line(sandbox):
         ("delete", {"path": "."}, "'.' names nothing in /work"),
     ):
         heard = sandbox.call(tool, args)
-        assert not heard.ok and says in heard.text and "\n" not in heard.text and heard.ended is None, heard
+        assert not heard.ok and says in heard.text and "\n" not in heard.text and heard.end_reason is None, heard
     assert (
         sandbox.call("delete", {"path": "d"}).ok
         and sandbox.call("shell", {"command": "rm p out loop root; ls"}).text == "a.txt\npkg\n"
@@ -347,13 +347,13 @@ def test_an_expression_that_never_ends_is_ended(sandbox):
     sandbox.call("write", {"path": "slow", "text": "a" * 60 + "!"})
     since = time.monotonic()
     heard = sandbox.call("grep", {"pattern": "(a+)+$"}, timeout=0.3)
-    assert heard.ended == "more than 0.3 seconds" and not heard.ok and time.monotonic() - since < 10
+    assert heard.end_reason == "more than 0.3 seconds" and not heard.ok and time.monotonic() - since < 10
     assert sandbox.call("delete", {"path": "slow"}).ok
 
 
 def test_a_shell_says_how_its_command_ended(sandbox):
     heard = sandbox.call("shell", {"command": "echo out; echo err >&2; pwd; exit 3", "cwd": "pkg"})
-    assert (heard.text, heard.exit, heard.ok, heard.ended) == ("out\nerr\n/work/pkg\n", 3, False, None)
+    assert (heard.text, heard.exit, heard.ok, heard.end_reason) == ("out\nerr\n/work/pkg\n", 3, False, None)
     assert sandbox.call("shell", {"command": "kill -9 $$"}).exit == 137
     assert sandbox.call("shell", {"command": "cat"}).text == "", "nothing waits for what nobody types"
     assert sandbox.call("shell", {"command": ""}).ok

@@ -15,8 +15,8 @@ import pytest
 from environments.grading.guarded import Trust
 from environments.harness.remote import Remote
 from environments.sandbox.cache import cache_folder
-from environments.tasks.kept import keep, kept
-from environments.tasks.make import make
+from environments.tasks.make import make_tasks
+from environments.tasks.task_cache import load_task, save_task
 from etude import episodes, tasks
 from tests.environments.homes import home_of
 from tests.environments.served import CUT, answer, serving
@@ -72,19 +72,21 @@ def test_a_folder_is_graded(recipe, ask, tmp_path):
     task, package = episodes.task_of(name, (path,), 1, 60.0, "bubblewrap")
     exam = episodes.exam_of(task, package)
     whole, given = tmp_path / "whole", tmp_path / "given"
-    for folder, tree in ((whole, exam.gold), (given, exam.given)):
+    for folder, tree in ((whole, exam.gold_tree), (given, exam.given_tree)):
         for file in exam.editable.names:
             (folder / file).parent.mkdir(parents=True)
             (folder / file).write_bytes(tree[file])
     (given / "tests").mkdir()
     (given / "tests/test_nouns.py").write_text("def test_any():\n    pass\n")
     code, said, wrong = ask("tasks", "grade", name, whole, "--recipes", path)
-    assert code == 0 and "reward 1.00" in said and Trust.APART.value in said, said + wrong
+    assert code == 0 and "reward 1.00" in said and Trust.SEPARATE.value in said, said + wrong
     code, said, wrong = ask("tasks", "grade", name, given, "--recipes", path, "--json")
     found = json.loads(said)
-    assert code == 0 and found["reward"] == 0.0 and found["failed"] and found["trust"] == "apart", said + wrong
+    assert code == 0 and found["reward"] == 0.0 and found["failed"] and found["trust"] == "separate", said + wrong
     assert found["ignored"] == ["tests/test_nouns.py"] and any("changes tests" in flag for flag in found["flags"])
-    assert found["passed"] < found["of"] == len(exam.wanted) and found["refused"] == {} and found["missing"] == []
+    assert (
+        found["passed"] < found["of"] == len(exam.required_tests) and found["refused"] == {} and found["missing"] == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -314,15 +316,17 @@ def test_a_client_over_mcp_is_graded_when_it_goes(recipe, ask, tmp_path):
 
 
 def test_what_is_kept_comes_back_or_is_none(tmp_path):
-    made = make(PACKAGE, Player())
+    made = make_tasks(PACKAGE, Player())
     for task in made.tasks:
-        keep(tmp_path, task, PACKAGE)
-        assert kept(tmp_path, task.id, PACKAGE) == task
+        save_task(tmp_path, task, PACKAGE)
+        assert load_task(tmp_path, task.id, PACKAGE) == task
     path = tmp_path / f"{made.tasks[0].id}.json"
     whole = path.read_text()
     other = replace(PACKAGE, tests={"tests/test_other.py": b""})
-    assert kept(tmp_path, made.tasks[0].id, other) is None and kept(tmp_path, "words-1.0-none", PACKAGE) is None
+    assert (
+        load_task(tmp_path, made.tasks[0].id, other) is None and load_task(tmp_path, "words-1.0-none", PACKAGE) is None
+    )
     swapped = whole.replace(made.tasks[0].id, made.tasks[1].id)
     for text in ("", "{}", whole[:-9], swapped, whole.replace('"first": ', '"first": 1')):
         path.write_text(text)
-        assert kept(tmp_path, made.tasks[0].id, PACKAGE) is None
+        assert load_task(tmp_path, made.tasks[0].id, PACKAGE) is None

@@ -23,7 +23,7 @@ def test_it_is_told_once_and_its_end_is_seen(small):
     said = small.begin(WAITS)
     assert said.ok and said.text == "ready" and small.waits()
     heard = small.tell("é" * 300_000)  # more than a pipe holds
-    assert (heard.text, heard.exit, heard.ok, heard.ended) == ("600000\n", 7, False, None) and not small.waits()
+    assert (heard.text, heard.exit, heard.ok, heard.end_reason) == ("600000\n", 7, False, None) and not small.waits()
     again = small.tell("x")
     assert not again.ok and again.exit is None and again.text == "no command waits for what it is told"
 
@@ -72,9 +72,9 @@ def test_what_is_no_command_that_waits(small, command, why):
 def test_it_is_bounded_as_any_other(small):
     assert small.begin("echo ready; exec sleep 30").ok
     late = small.tell("x" * 1_000_000, timeout=0.5)
-    assert not late.ok and late.ended == "more than 0.5 seconds"
+    assert not late.ok and late.end_reason == "more than 0.5 seconds"
     assert small.begin("echo ready; cat > /dev/null; sleep 30 & exit 0").ok
-    assert small.tell("x").ended == "1 process that outlived the call"
+    assert small.tell("x").end_reason == "1 process that outlived the call"
     assert small.begin("echo ready; exec 0<&-; sleep 0.05; exit 3").ok
     assert small.tell("x" * 1_000_000).exit == 3, "nobody reads"
 
@@ -93,6 +93,6 @@ def test_in_a_sandbox_that_is_closed_nothing_waits(start):
     sandbox.close()
     assert (
         not sandbox.waits()
-        and "closed" in (sandbox.tell("x").ended or "")
-        and "closed" in (sandbox.begin("true").ended or "")
+        and "closed" in (sandbox.tell("x").end_reason or "")
+        and "closed" in (sandbox.begin("true").end_reason or "")
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from environments.sandbox.wire import Broken, Wire
+from environments.sandbox.wire import Wire, WireError
 
 
 class Peer:
@@ -73,7 +73,7 @@ def test_what_is_no_answer_is_one_line(data, most):
         other.close(other.says)
         found = other.wire.answer(soon(), most)
         assert isinstance(found, dict)
-    except Broken as error:
+    except WireError as error:
         assert str(error).startswith("the sandbox's server ") and "\n" not in str(error)
     finally:
         other.close()
@@ -81,7 +81,7 @@ def test_what_is_no_answer_is_one_line(data, most):
 
 def test_a_deeply_nested_answer_is_one_line(peer):
     os.write(peer.says, b"[" * 50_000 + b"\n")
-    with pytest.raises(Broken, match="no answer"):
+    with pytest.raises(WireError, match="no answer"):
         peer.wire.answer(soon(), 1 << 17)
 
 
@@ -97,7 +97,7 @@ def test_a_flood_without_an_end_is_cut_off_at_its_bound():
 
     thread = threading.Thread(target=flood)
     thread.start()
-    with pytest.raises(Broken, match="more than 1000000 bytes"):
+    with pytest.raises(WireError, match="more than 1000000 bytes"):
         other.wire.answer(soon(), 1_000_000)
     assert len(other.wire.buffer) <= 1_000_000 + 65536
     other.close(other.wire.reader)
@@ -108,22 +108,22 @@ def test_a_flood_without_an_end_is_cut_off_at_its_bound():
 def test_silence_ends_at_its_time_and_ticks_meanwhile():
     ticks = []
     other = Peer(tick=lambda: ticks.append(time.monotonic()))
-    with pytest.raises(Broken, match="in time"):
+    with pytest.raises(WireError, match="in time"):
         other.wire.answer(soon(0.2), 100)
     assert ticks
     other.close()
 
 
 def test_a_peer_that_reads_nothing_does_not_hold_the_harness(peer):
-    with pytest.raises(Broken, match="in time"):
+    with pytest.raises(WireError, match="in time"):
         peer.wire.send(b"x" * 1_000_000, soon(0.2))
 
 
 def test_a_peer_that_is_gone(peer):
     peer.close(peer.hears, peer.says)
-    with pytest.raises(Broken, match="has ended"):
+    with pytest.raises(WireError, match="has ended"):
         peer.wire.send(b"x", soon())
-    with pytest.raises(Broken, match="has ended"):
+    with pytest.raises(WireError, match="has ended"):
         peer.wire.answer(soon(), 100)
 
 
@@ -137,14 +137,14 @@ def test_bytes_behind_a_line_are_read_as_they_are(peer):
 def test_an_answer_is_the_last_that_is_said(peer, behind):
     """Bytes behind it would be taken for the answer to the next request."""
     os.write(peer.says, b'{"a": 1}\n' + behind)
-    with pytest.raises(Broken, match="no answer"):
+    with pytest.raises(WireError, match="no answer"):
         peer.wire.answer(soon(), 100)
 
 
 def test_whether_the_other_end_was_closed(peer):
     """What still comes is thrown away, and it is not waited for longer than was said."""
     os.write(peer.says, b"x" * 1000)
-    assert not peer.wire.rest(soon(0.05)) and not peer.wire.buffer
+    assert not peer.wire.drain(soon(0.05)) and not peer.wire.buffer
     os.write(peer.says, b"more")
     peer.close(peer.says)
-    assert peer.wire.rest(soon())
+    assert peer.wire.drain(soon())

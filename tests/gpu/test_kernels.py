@@ -132,5 +132,5 @@ def test_the_benchmark_is_right_at_its_own_sizes():
     for case in cases("cuda"):
         wrong = case.gate()
         assert wrong is None, f"{case.name}, {case.size}: {wrong}"
-        for call in case.ours.values():
+        for call in case.kernels.values():
             call()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from ref.network import Config
-from ref.network.documents import attend_blocks, blocks
+from ref.network.documents import attend_blocks, make_block_mask
 from scaled import cpt, muon
 from scaled.network.model import Transformer, load_balancing_loss
 from scaled.runtime.checkpoint import Checkpoints
@@ -69,7 +69,7 @@ def test_twelve_lengths_compile_attention_three_times_at_most(as_a_run):
 @pytest.mark.parametrize("length", [128, 129, 1024, 1500])
 def test_compiled_attention_sees_what_the_mask_shows(as_a_run, length):
     """Values and gradients of `attend_blocks` beside a product with the mask in memory. Shorter rows do not come here
-    (`fast.seen_in`)."""
+    (`fast.make_document_mask`)."""
     documents = rows_of(length, length)[1]
     documents[:, length - length // 8 :] = -1
     q, k, v = (torch.randn(2, heads, length, 64, device="cuda", requires_grad=True) for heads in (8, 2, 2))
@@ -77,7 +77,7 @@ def test_compiled_attention_sees_what_the_mask_shows(as_a_run, length):
     place = torch.arange(length, device="cuda")
     seen = (place[:, None] >= place) & (documents[:, :, None] == documents[:, None])
     wanted = F.scaled_dot_product_attention(q, k, v, seen[:, None], scale=1.0, enable_gqa=True)
-    found = attend_blocks(q, k, v, blocks(documents))
+    found = attend_blocks(q, k, v, make_block_mask(documents))
     exact = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
     for one, other in zip(
         (found, *torch.autograd.grad((found * weight).sum(), (q, k, v))), (wanted, *exact), strict=True

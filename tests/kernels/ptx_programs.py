@@ -74,7 +74,7 @@ def mxfp8(
 def nvfp4(
     number: str, tile: tuple[int, int], tensor=False, fast=False, aligned=False, fusion=False, swiglu=False
 ) -> Compiled:
-    types = {"x": f"*{number}", "packed": "*u8", "blocks": "*u8", "scales": "*fp32", "whole": "*i32"}
+    types = {"x": f"*{number}", "packed": "*u8", "blocks": "*u8", "scales": "*fp32", "tensor_max": "*i32"}
     types |= {name: "i32" for name in ("rows", "N", "half", "sm", "sn")}
     constants = dict(TENSOR=tensor, FAST=fast, SWIGLU=swiglu, BM=tile[0], BN=tile[1])
     return Compiled("quant.nvfp4_kernel", types, constants, aligned, fused(fusion))

@@ -135,7 +135,7 @@ def test_the_model_and_what_runs_are_one_count(full, experts, top, wide, narrow,
         if forward == "nvfp4-token":
             extra += {"W13 x": 4 * (A + E * 2 * I), "W2 a": 4 * (A + E * D)}.get(name, 0)
         a, b = model[name], ours[same]
-        assert (a.flops, a.reads + extra, a.writes) == (b.flops, b.read, b.written), name
+        assert (a.flops, a.reads + extra, a.writes) == (b.flops, b.bytes_read, b.bytes_written), name
     assert sum(one.flops for one in model.values()) == sum(one.flops for one in ours.values())
     made = [one for name, one in model.items() if name not in RUNS and "assignments" not in name]
     makers = [
@@ -144,11 +144,11 @@ def test_the_model_and_what_runs_are_one_count(full, experts, top, wide, narrow,
         if one.kernel in ("both_kernel", "swiglu_gradient_kernel", "gather_kernel", "swiglu_kernel")
     ]
     plain = forward == "bfloat16"
-    assert sum(one.writes for one in made) + 2 * A * I * plain == sum(one.written for one in makers)
+    assert sum(one.writes for one in made) + 2 * A * I * plain == sum(one.bytes_written for one in makers)
     once, gates, limits = 2 * 2 * (A - N) * D, 2 * A * D, 0 if plain else 4 * 8
     # Gates, and the place of each in the list, are read where the gradient is gathered; the model counts both, padded
     # rows have no gate.
-    assert sum(one.reads for one in made) - once - gates + limits == sum(one.read for one in makers)
+    assert sum(one.reads for one in made) - once - gates + limits == sum(one.bytes_read for one in makers)
 
 
 @given(st.integers(1, 8192), st.integers(1, 8192), st.integers(1, 8192), st.sampled_from(sorted(BYTES)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import gemm as kernels
-from kernels.gate import excess, lost
+from kernels.gate import compute_missing_share, excess
 from ref import quant as ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +61,7 @@ def test_values_and_gradients(exact, N, O, D, forward, backward, dtype):
     x, weight, up = (torch.randn(*shape).to(dtype) for shape in ((N, D), (O, D), (N, O)))
     arguments = x, weight, up, forward, backward
     sizes = exact(x.abs(), weight.abs(), up.abs(), forward, backward)
-    shares = [lost(form, torch.empty(0, device=DEVICE)) for form in (forward, backward, backward)]
+    shares = [compute_missing_share(form, torch.empty(0, device=DEVICE)) for form in (forward, backward, backward)]
     for ours, theirs, true, size, share in zip(
         run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sizes, shares, strict=True
     ):
@@ -76,7 +76,7 @@ def test_unlike_rows_and_columns(exact, form):
     weight = torch.randn(40, 150) * 10 ** torch.linspace(-3, 3, 150)
     x[:, 64:96], weight[3:9] = 0, 0
     up = torch.randn(20, 40) * 10 ** torch.linspace(3, -3, 40)
-    arguments, share = (x, weight, up, form, form), lost(form, torch.empty(0, device=DEVICE))
+    arguments, share = (x, weight, up, form, form), compute_missing_share(form, torch.empty(0, device=DEVICE))
     sums = exact(x.abs(), weight.abs(), up.abs(), form, form)
     for ours, theirs, true, most in zip(
         run(kernels, *arguments, DEVICE), run(ref, *arguments), exact(*arguments), sums, strict=True

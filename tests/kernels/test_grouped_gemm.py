@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import grouped_gemm as kernels
-from kernels.gate import excess, lost
+from kernels.gate import compute_missing_share, excess
 from ref import quant as ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,7 +105,7 @@ def test_each_product_is_quantised_along_its_own_sum_where_sizes_differ(exactly,
     ends, true = torch.tensor(counts).cumsum(0), exact(exactly, x, w, counts, up, form, form)
     sums, share = (
         exact(exactly, x.abs(), w.abs(), counts, up.abs(), form, form),
-        lost(form, torch.empty(0, device=DEVICE)),
+        compute_missing_share(form, torch.empty(0, device=DEVICE)),
     )
     found = run(kernels, x, w, ends, up, (form, form), DEVICE), run(ref, x, w, ends, up, (form, form))
     for ours, theirs, t, most in zip(*found, true, sums, strict=True):

@@ -49,7 +49,7 @@ def test_the_list_is_what_runs(way, forms, request):
         N, D, I, E, K, *forms, native=way == "native", rows=rows, active=active, sorted_at_once=64, scores=False
     )
     assert [one.kernel for one in seen] == [one.kernel for one in told]
-    assert [(one.read, one.written) for one in seen] == [(one.read, one.written) for one in told], [
+    assert [(one.read, one.written) for one in seen] == [(one.bytes_read, one.bytes_written) for one in told], [
         one.name for one in told
     ]
 
@@ -59,7 +59,7 @@ def test_the_router():
     with recorded() as seen:
         kernels.route(scores, 2)
     (told, *_), ran = launches(37, 96, 80, 3, 2), seen[-1]  # before it come checks of the scores, which a GPU skips
-    assert (ran.kernel, ran.read, ran.written) == (told.kernel, told.read, told.written)
+    assert (ran.kernel, ran.read, ran.written) == (told.kernel, told.bytes_read, told.bytes_written)
 
 
 def test_by_hand():
@@ -67,10 +67,10 @@ def test_by_hand():
     scales and a float32."""
     told = {one.name: one for one in launches(128, 128, 128, 1, 1)}
     h = told["h = x w13ᵀ"]
-    assert h.flops == 2 * 128 * 256 * 128 and h.written == 2 * 128 * 256
-    assert h.read == 128 * (64 + 8 + 4) + 256 * (64 + 8 + 4) + 8
+    assert h.flops == 2 * 128 * 256 * 128 and h.bytes_written == 2 * 128 * 256
+    assert h.bytes_read == 128 * (64 + 8 + 4) + 256 * (64 + 8 + 4) + 8
     x = told["x: gathered, nvfp4-token rows, mxfp8 columns"]
-    assert x.written == 128 * (64 + 8 + 4) + 128 * (128 + 4)
+    assert x.bytes_written == 128 * (64 + 8 + 4) + 128 * (128 + 4)
     # Six products forward and back: three of [N, D] × [D, 2I] and three of [N, I] × [I, D].
     assert sum(one.flops for one in told.values()) == 3 * 2 * 128 * 128 * 256 + 3 * 2 * 128 * 128 * 128
 
@@ -83,7 +83,7 @@ def test_formats_cut_the_bytes():
         for forms in (("bfloat16", "bfloat16"), ("mxfp8", "mxfp8"), ("nvfp4-token", "mxfp8"))
     }
     assert len({sum(one.flops for one in told) for told in lists.values()}) == 1
-    moved = [sum(one.read + one.written for one in told if not one.backward) for told in lists.values()]
+    moved = [sum(one.bytes_read + one.bytes_written for one in told if not one.backward) for told in lists.values()]
     assert moved[2] < moved[1]
 
 

@@ -119,7 +119,7 @@ WRONG = {
     ),
     "other": (
         lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 4, "student"),
-        "other must be teacher or reference, got 'student'",
+        "target_kind must be teacher or reference, got 'student'",
     ),
     "vocabulary": (lambda m: m.linear_kl(*[torch.zeros(2, 3)] * 3, torch.zeros(4, 3)), r"other_weight must .*"),
 }

@@ -7,8 +7,8 @@ TEXTS["00_recipe"] = {
     1: """
 # wrong: the smallest value
 def last_look(lines, key):
-    found = [(line[key], line["tokens"]) for line in lines if key in line]
-    return min(found) if found else None
+    measurements = [(line[key], line["tokens"]) for line in lines if key in line]
+    return min(measurements) if measurements else None
 
 # wrong: the first value
 def last_look(lines, key):
@@ -16,8 +16,8 @@ def last_look(lines, key):
 
 # wrong: the tokens of the last line
 def last_look(lines, key):
-    found = [line[key] for line in lines if key in line]
-    return (found[-1], lines[-1]["tokens"]) if found else None
+    values = [line[key] for line in lines if key in line]
+    return (values[-1], lines[-1]["tokens"]) if values else None
 
 # right: from the end
 def last_look(lines, key):
@@ -53,7 +53,8 @@ def gained(before, after):
 # wrong: subtracts two intervals
 def gained(before, after):
     first, then = bootstrap(before.mean(1)), bootstrap(after.mean(1))
-    return {"value": then["value"] - first["value"], "low": then["low"] - first["high"], "high": then["high"] - first["low"]}
+    return {"value": then["value"] - first["value"], "low": then["low"] - first["high"], \
+"high": then["high"] - first["low"]}
 
 # wrong: resamples before and after apart
 def gained(before, after):

@@ -97,27 +97,28 @@ def tokens_a_pass(chances):
 """,
     4: """
 # wrong: always a draft
-def best(alpha, cost, most):
-    return max(range(1, most + 1), key=lambda drafts: drafting.predicted(alpha, drafts, cost))
+def best(alpha, cost, max_drafts):
+    return max(range(1, max_drafts + 1), key=lambda drafts: drafting.predicted(alpha, drafts, cost))
 
 # wrong: drafts cost nothing
-def best(alpha, cost, most):
-    return max(range(most + 1), key=lambda drafts: drafting.predicted(alpha, drafts, 0.0))
+def best(alpha, cost, max_drafts):
+    return max(range(max_drafts + 1), key=lambda drafts: drafting.predicted(alpha, drafts, 0.0))
 
 # wrong: as many as do not slow down
-def best(alpha, cost, most):
-    return max(drafts for drafts in range(most + 1) if drafting.predicted(alpha, drafts, cost) >= 1)
+def best(alpha, cost, max_drafts):
+    return max(drafts for drafts in range(max_drafts + 1) if drafting.predicted(alpha, drafts, cost) >= 1)
 
 # right: more for as long as it pays
-def best(alpha, cost, most):
+def best(alpha, cost, max_drafts):
     drafts = 0
-    while drafts < most and drafting.predicted(alpha, drafts + 1, cost) > drafting.predicted(alpha, drafts, cost):
+    while drafts < max_drafts and drafting.predicted(alpha, drafts + 1, cost) > drafting.predicted(alpha, drafts, cost):
         drafts += 1
     return drafts
 
 # right: the formula
-def best(alpha, cost, most):
-    return max(range(most + 1), key=lambda drafts: (1 - alpha ** (drafts + 1)) / (1 - alpha) / (drafts * cost + 1))
+def best(alpha, cost, max_drafts):
+    return max(range(max_drafts + 1), \
+key=lambda drafts: (1 - alpha ** (drafts + 1)) / (1 - alpha) / (drafts * cost + 1))
 """,
 }
 
@@ -127,9 +128,9 @@ TEXTS["04_dr_grpo"] = {
 def average_gradient(logits, rewards, N, baseline):
     logp, total = logits.log_softmax(0), 0.0
     for group in itertools.product(range(len(logits)), repeat=N):
-        chosen = logp[list(group)]
+        group_logp = logp[list(group)]
         advantages = dr_grpo.group_advantages(rewards[list(group)][None], baseline=baseline)[0]
-        total = total + chosen.sum().exp().detach() * (advantages * chosen).sum()
+        total = total + group_logp.sum().exp().detach() * (advantages * group_logp).sum()
     return torch.autograd.grad(total, logits)[0]
 
 # wrong: all groups equally likely
@@ -144,18 +145,18 @@ def average_gradient(logits, rewards, N, baseline):
 def average_gradient(logits, rewards, N, baseline):
     logp, total = logits.log_softmax(0), 0.0
     for group in itertools.product(range(len(logits)), repeat=N):
-        chosen = logp[list(group)]
+        group_logp = logp[list(group)]
         advantages = dr_grpo.group_advantages(rewards[list(group)][None], baseline=baseline)[0]
-        total = total + chosen.sum().exp() * (advantages * chosen).mean()
+        total = total + group_logp.sum().exp() * (advantages * group_logp).mean()
     return torch.autograd.grad(total, logits)[0]
 
 # wrong: groups without their order
 def average_gradient(logits, rewards, N, baseline):
     logp, total = logits.log_softmax(0), 0.0
     for group in itertools.combinations_with_replacement(range(len(logits)), N):
-        chosen = logp[list(group)]
+        group_logp = logp[list(group)]
         advantages = dr_grpo.group_advantages(rewards[list(group)][None], baseline=baseline)[0]
-        total = total + chosen.sum().exp().detach() * (advantages * chosen).mean()
+        total = total + group_logp.sum().exp().detach() * (advantages * group_logp).mean()
     return torch.autograd.grad(total, logits)[0]
 
 # right: without autograd
@@ -257,32 +258,32 @@ def estimate(logp, ref_logp, kind):
 # wrong: a gradient through k1
 def reward_gradient(logits, reference):
     logp, ref_logp = logits.log_softmax(-1), reference.log_softmax(-1)
-    paid = kl.token_kl(logp, ref_logp, "k1")
-    return torch.autograd.grad((logp.detach().exp() * paid * logp).sum(), logits)[0]
+    k1 = kl.token_kl(logp, ref_logp, "k1")
+    return torch.autograd.grad((logp.detach().exp() * k1 * logp).sum(), logits)[0]
 
 # wrong: a gradient through the probabilities too
 def reward_gradient(logits, reference):
     logp, ref_logp = logits.log_softmax(-1), reference.log_softmax(-1)
-    paid = kl.token_kl(logp, ref_logp, "k1").detach()
-    return torch.autograd.grad((logp.exp() * paid * logp).sum(), logits)[0]
+    k1 = kl.token_kl(logp, ref_logp, "k1").detach()
+    return torch.autograd.grad((logp.exp() * k1 * logp).sum(), logits)[0]
 
 # wrong: the sign
 def reward_gradient(logits, reference):
     logp, ref_logp = logits.log_softmax(-1), reference.log_softmax(-1)
-    paid = kl.token_kl(logp, ref_logp, "k1").detach()
-    return -torch.autograd.grad((logp.detach().exp() * paid * logp).sum(), logits)[0]
+    k1 = kl.token_kl(logp, ref_logp, "k1").detach()
+    return -torch.autograd.grad((logp.detach().exp() * k1 * logp).sum(), logits)[0]
 
 # right: the score function's identity
 def reward_gradient(logits, reference):
     logp, ref_logp = logits.log_softmax(-1), reference.log_softmax(-1)
-    paid = kl.token_kl(logp, ref_logp, "k1").detach()
-    return torch.autograd.grad((logp.exp() * paid).sum(), logits)[0]
+    k1 = kl.token_kl(logp, ref_logp, "k1").detach()
+    return torch.autograd.grad((logp.exp() * k1).sum(), logits)[0]
 
 # right: without autograd
 def reward_gradient(logits, reference):
     logp = logits.detach().log_softmax(-1)
-    paid = logp - reference.log_softmax(-1)
-    return logp.exp() * (paid - (logp.exp() * paid).sum())
+    k1 = logp - reference.log_softmax(-1)
+    return logp.exp() * (k1 - (logp.exp() * k1).sum())
 """,
     3: """
 # wrong: takes the divergence for the distance of the means

@@ -36,12 +36,14 @@ def saving(counts, k, q):
 
 # wrong: the cost saved, not its share
 def saving(counts, k, q):
-    before, after = (length_penalty.length_penalty(length_penalty.effort(c), k, q) for c in (counts, replace(counts, turns=1)))
+    before, after = (length_penalty.length_penalty(length_penalty.effort(c), k, q) \
+for c in (counts, replace(counts, turns=1)))
     return before - after
 
 # wrong: the share that is left
 def saving(counts, k, q):
-    before, after = (length_penalty.length_penalty(length_penalty.effort(c), k, q) for c in (counts, replace(counts, turns=1)))
+    before, after = (length_penalty.length_penalty(length_penalty.effort(c), k, q) \
+for c in (counts, replace(counts, turns=1)))
     return after / before
 
 # wrong: the cost of the effort saved
@@ -58,7 +60,8 @@ def saving(counts, k, q):
 # right: a hundred for each turn
 def saving(counts, k, q):
     before = length_penalty.effort(counts)
-    return 1 - length_penalty.length_penalty(before - 100 * (counts.turns - 1), k, q) / length_penalty.length_penalty(before, k, q)
+    return 1 - length_penalty.length_penalty(before - 100 * (counts.turns - 1), k, q) \
+/ length_penalty.length_penalty(before, k, q)
 
 # right: a tensor
 def saving(counts, k, q):
@@ -115,49 +118,50 @@ def best_effort(tau, price):
 TEXTS["07_self_summary"] = {
     1: """
 # wrong: what the chain says
-def reused(chain, how):
+def reused(chain, chaining):
     return chain.saved
 
 # wrong: without the instruction
-def reused(chain, how):
+def reused(chain, chaining):
     ending = [s for s in chain.segments if s.summary.any()]
     return sum(int((s.sampled & ~s.summary).nonzero()[-1]) + 1 for s in ending)
 
 # wrong: up to the summary
-def reused(chain, how):
+def reused(chain, chaining):
     ending = [s for s in chain.segments if s.summary.any()]
-    return sum(len(how.instruction) + int(s.summary.nonzero()[0]) for s in ending)
+    return sum(len(chaining.instruction) + int(s.summary.nonzero()[0]) for s in ending)
 
 # wrong: up to the request
-def reused(chain, how):
+def reused(chain, chaining):
     ending = [s for s in chain.segments if s.summary.any()]
-    return sum(len(how.instruction) + int(s.summary.nonzero()[0]) - len(how.request) for s in ending)
+    return sum(len(chaining.instruction) + int(s.summary.nonzero()[0]) - len(chaining.request) for s in ending)
 
 # wrong: without the last token of the turn
-def reused(chain, how):
+def reused(chain, chaining):
     ending = [s for s in chain.segments if s.summary.any()]
-    return sum(len(how.instruction) + int((s.sampled & ~s.summary).nonzero()[-1]) for s in ending)
+    return sum(len(chaining.instruction) + int((s.sampled & ~s.summary).nonzero()[-1]) for s in ending)
 
 # right: plain Python
-def reused(chain, how):
+def reused(chain, chaining):
     total = 0
     for segment in chain.segments:
         if True in segment.summary.tolist():
             kinds = zip(segment.sampled.tolist(), segment.summary.tolist())
             turns = [at for at, (own, summary) in enumerate(kinds) if own and not summary]
-            total += len(how.instruction) + turns[-1] + 1
+            total += len(chaining.instruction) + turns[-1] + 1
     return total
 
 # right: a tensor
-def reused(chain, how):
+def reused(chain, chaining):
     ending = [s for s in chain.segments if s.summary.any()]
-    return sum((len(how.instruction) + (s.sampled & ~s.summary).nonzero().amax() + 1 for s in ending), torch.tensor(0))
+    return sum((len(chaining.instruction) + (s.sampled & ~s.summary).nonzero().amax() + 1 \
+for s in ending), torch.tensor(0))
 """,
     2: """
 # wrong: equal credit for each segment
 def credit(rewards, episode_chains):
     pairs = zip(dr_grpo.group_advantages(rewards).flatten(), episode_chains)
-    parts = [(a * chain.written / len(chain.segments), s) for a, chain in pairs for s in chain.segments]
+    parts = [(a * chain.num_sampled_tokens / len(chain.segments), s) for a, chain in pairs for s in chain.segments]
     return [torch.where(s.sampled, a / s.sampled.sum(), 0.0) for a, s in parts]
 
 # wrong: all on the last token of a segment
@@ -182,7 +186,8 @@ def credit(rewards, episode_chains):
 def credit(rewards, episode_chains):
     rows = torch.tensor([len(chain.segments) for chain in episode_chains]).view(rewards.shape)
     advantages = rewards - (rewards * rows).sum(1, keepdim=True) / rows.sum(1, keepdim=True)
-    return [torch.where(s.sampled, a, 0.0) for a, chain in zip(advantages.flatten(), episode_chains) for s in chain.segments]
+    return [torch.where(s.sampled, a, 0.0) \
+for a, chain in zip(advantages.flatten(), episode_chains) for s in chain.segments]
 
 # wrong: given tokens too
 def credit(rewards, episode_chains):

@@ -144,22 +144,26 @@ def bits(form, width):
 
 # wrong: bytes
 def bits(form, width):
-    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, "nvfp4-token": quant.nvfp4_quantize}[form]
+    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, \
+"nvfp4-token": quant.nvfp4_quantize}[form]
     return sum(part.numel() * part.element_size() for part in quantise(torch.ones(1, width))) / width
 
 # wrong: without scales
 def bits(form, width):
-    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, "nvfp4-token": quant.nvfp4_quantize}[form]
+    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, \
+"nvfp4-token": quant.nvfp4_quantize}[form]
     return 8 * quantise(torch.ones(1, width))[0].nbytes / width
 
 # stops: a vector, which has no rows to scale
 def bits(form, width):
-    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, "nvfp4-token": quant.nvfp4_quantize}[form]
+    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, \
+"nvfp4-token": quant.nvfp4_quantize}[form]
     return 8 * sum(part.numel() * part.element_size() for part in quantise(torch.ones(width))) / width
 
 # right: of several tokens
 def bits(form, width):
-    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, "nvfp4-token": quant.nvfp4_quantize}[form]
+    quantise = {"mxfp8": quant.mxfp8_quantize, "fp8": quant.blockwise_fp8_quantize, \
+"nvfp4-token": quant.nvfp4_quantize}[form]
     return 8 * sum(part.nbytes for part in quantise(torch.randn(4, width))) / (4 * width)
 """,
     3: """
@@ -187,38 +191,38 @@ def weight_gradient(x, grad, form):
 # wrong: compares only the first row
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], 100 * x[-1:]))
-    return not torch.equal(function(x)[0], function(other)[0])
+    changed_x = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.equal(function(x)[0], function(changed_x)[0])
 
 # wrong: compares only the last token but one
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], 100 * x[-1:]))
-    return not torch.equal(function(x)[-2], function(other)[-2])
+    changed_x = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.equal(function(x)[-2], function(changed_x)[-2])
 
 # wrong: compares sums over tokens
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], 100 * x[-1:]))
-    return not torch.allclose(function(x)[:-1].sum(0), function(other)[:-1].sum(0), atol=1e-4)
+    changed_x = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.allclose(function(x)[:-1].sum(0), function(changed_x)[:-1].sum(0), atol=1e-4)
 
 # wrong: compares the changed token as well
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], 100 * x[-1:]))
-    return not torch.equal(function(x), function(other))
+    changed_x = torch.cat((x[:-1], 100 * x[-1:]))
+    return not torch.equal(function(x), function(changed_x))
 
 # wrong: a change too small to be seen
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], x[-1:] / 2))
-    return not torch.equal(function(x)[:-1], function(other)[:-1])
+    changed_x = torch.cat((x[:-1], x[-1:] / 2))
+    return not torch.equal(function(x)[:-1], function(changed_x)[:-1])
 
 # right: a tensor
 def sees_the_future(function):
     x = torch.randn(32, 64)
-    other = torch.cat((x[:-1], 100 * x[-1:]))
-    return (function(x)[:-1] != function(other)[:-1]).any()
+    changed_x = torch.cat((x[:-1], 100 * x[-1:]))
+    return (function(x)[:-1] != function(changed_x)[:-1]).any()
 
 # right: the last token cut off
 def sees_the_future(function):
@@ -232,7 +236,7 @@ TEXTS["11_mirror"] = {
     1: """
 # wrong: the sum that others go on to use
 def mean_nll(nll, scored):
-    return sum_over((nll * scored).sum(), "all") / summed(scored.sum())
+    return sum_over((nll * scored).sum(), "all") / all_reduce_sum(scored.sum())
 
 # wrong: the mean of the ranks' means
 def mean_nll(nll, scored):
@@ -244,7 +248,7 @@ def mean_nll(nll, scored):
 
 # right: divided after the sum
 def mean_nll(nll, scored):
-    return total(nll[scored].sum()) / summed(scored.sum())
+    return total(nll[scored].sum()) / all_reduce_sum(scored.sum())
 """,
     2: """
 # wrong: the mean of this rank's rollouts
@@ -253,11 +257,12 @@ def advantages_here(rewards):
 
 # wrong: as if all ranks held equally many
 def advantages_here(rewards):
-    return rewards - summed(rewards.sum(1, keepdim=True), "dp") / (2 * rewards.shape[1])
+    return rewards - all_reduce_sum(rewards.sum(1, keepdim=True), "dp") / (2 * rewards.shape[1])
 
 # right: in place, with a count of ones
 def advantages_here(rewards):
-    rewards -= summed(rewards.sum(1, keepdim=True), "dp") / summed(torch.ones_like(rewards).sum(1, keepdim=True), "dp")
+    counts = all_reduce_sum(torch.ones_like(rewards).sum(1, keepdim=True), "dp")
+    rewards -= all_reduce_sum(rewards.sum(1, keepdim=True), "dp") / counts
     return rewards
 """,
     3: """

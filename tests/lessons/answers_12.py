@@ -89,15 +89,15 @@ def merge(first, second):
 
 # wrong: the first is changed
 def merge(first, second):
-    for at, far in second.items():
-        first[at] = first.get(at, 0) + far
-    return {at: far for at, far in first.items() if far}
+    for at, num_steps in second.items():
+        first[at] = first.get(at, 0) + num_steps
+    return {at: num_steps for at, num_steps in first.items() if num_steps}
 
 # right: a copy
 def merge(first, second):
     total = dict(first)
-    for at, far in second.items():
-        total[at] = total.get(at, 0) + far
+    for at, num_steps in second.items():
+        total[at] = total.get(at, 0) + num_steps
         if not total[at]:
             del total[at]
     return total

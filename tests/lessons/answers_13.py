@@ -61,23 +61,23 @@ def may_start(journal, groups, staleness):
     3: """
 # wrong: a given token counts
 def age(rollouts, version):
-    return version - min(one for rollout in rollouts for one in rollout)
+    return version - min(token_version for rollout in rollouts for token_version in rollout)
 
 # wrong: the youngest token
 def age(rollouts, version):
-    return version - max(one for rollout in rollouts for one in rollout)
+    return version - max(token_version for rollout in rollouts for token_version in rollout)
 
 # wrong: the first rollout alone
 def age(rollouts, version):
-    return version - min(one for one in rollouts[0] if one >= 0)
+    return version - min(token_version for token_version in rollouts[0] if token_version >= 0)
 
 # wrong: the youngest rollout
 def age(rollouts, version):
-    return min(version - min(one for one in rollout if one >= 0) for rollout in rollouts)
+    return min(version - min(token_version for token_version in rollout if token_version >= 0) for rollout in rollouts)
 
 # right: the first token that was sampled, of each rollout
 def age(rollouts, version):
-    return max(version - next(one for one in rollout if one >= 0) for rollout in rollouts)
+    return max(version - next(token_version for token_version in rollout if token_version >= 0) for rollout in rollouts)
 """,
     4: """
 # wrong: each token's own ratio

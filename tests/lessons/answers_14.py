@@ -11,14 +11,15 @@ def groups(coverage, least):
 # wrong: more than least
 def groups(coverage, least):
     lines = set().union(*coverage.values())
-    found = {frozenset(test for test, executed in coverage.items() if line in executed) for line in lines}
-    return {group for group in found if len(group) > least}
+    candidates = {frozenset(test for test, executed in coverage.items() if line in executed) for line in lines}
+    return {group for group in candidates if len(group) > least}
 
 # wrong: every group of tests, whether a line has it or not
 def groups(coverage, least):
     import itertools
 
-    return {frozenset(one) for n in range(least, len(coverage) + 1) for one in itertools.islice(itertools.combinations(coverage, n), 50)}
+    return {frozenset(one) for n in range(least, len(coverage) + 1) \
+for one in itertools.islice(itertools.combinations(coverage, n), 50)}
 
 # right: line by line
 def groups(coverage, least):
@@ -57,8 +58,8 @@ def valid(before, after, least, owners):
 # wrong: tests that failed before count, too
 def valid(before, after, least, owners):
     failing = {test for test in before if after.get(test) == "failed"}
-    others = all(after.get(test) == "passed" for test in before if test not in failing)
-    return len(failing) >= least and others and failing <= set(owners) and "error" not in after.values()
+    others_pass = all(after.get(test) == "passed" for test in before if test not in failing)
+    return len(failing) >= least and others_pass and failing <= set(owners) and "error" not in after.values()
 
 # right: with a count
 def valid(before, after, least, owners):

@@ -13,7 +13,8 @@ def name_of(files):
 def name_of(files):
     import hashlib
 
-    return hashlib.sha256(b"\\n".join(path.encode() + b"\\0" + data for path, data in sorted(files.items()))).hexdigest()
+    return hashlib.sha256(b"\\n".join(path.encode() + b"\\0" + data \
+for path, data in sorted(files.items()))).hexdigest()
 
 # wrong: in the order in which they are listed
 def name_of(files):
@@ -64,71 +65,75 @@ def goes_on(lines):
 """,
         3: """
 # wrong: what the agent left, without links
-def laid(given, left, editable):
+def make_graded_tree(given_tree, left, editable):
     return {path: data for path, data in left.items() if data is not None}
 
 # wrong: what was removed comes back
-def laid(given, left, editable):
-    return given | {path: data for path, data in left.items() if path in editable and data is not None}
+def make_graded_tree(given_tree, left, editable):
+    return given_tree | {path: data for path, data in left.items() if path in editable and data is not None}
 
 # wrong: links as well
-def laid(given, left, editable):
-    return {path: data for path, data in given.items() if path not in editable} | {path: left[path] for path in left if path in editable}
+def make_graded_tree(given_tree, left, editable):
+    return {path: data for path, data in given_tree.items() if path not in editable} \
+| {path: left[path] for path in left if path in editable}
 
 # wrong: no new modules
-def laid(given, left, editable):
-    both = {path: left.get(path) if path in editable else data for path, data in given.items()}
+def make_graded_tree(given_tree, left, editable):
+    both = {path: left.get(path) if path in editable else data for path, data in given_tree.items()}
     return {path: data for path, data in both.items() if data is not None}
 
 # wrong: an empty file is none
-def laid(given, left, editable):
-    pristine = {path: data for path, data in given.items() if path not in editable}
+def make_graded_tree(given_tree, left, editable):
+    pristine = {path: data for path, data in given_tree.items() if path not in editable}
     return pristine | {path: data for path, data in left.items() if path in editable and data}
 
 # right: path by path
-def laid(given, left, editable):
+def make_graded_tree(given_tree, left, editable):
     found = {}
-    for path in {*given, *left}:
-        data = left.get(path) if path in editable else given.get(path)
+    for path in {*given_tree, *left}:
+        data = left.get(path) if path in editable else given_tree.get(path)
         if data is not None:
             found[path] = data
     return found
 """,
         4: """
 # wrong: whoever wrote them
-def pays(lines, key, wanted, traps):
+def pays(lines, key, required_tests, traps):
     said = [json.loads(line.partition(b" ")[2]) for line in lines]
-    return {tuple(one) for one in said} == {*((test, "passed") for test in wanted), *((test, "failed") for test in traps)}
+    return {tuple(one) for one in said} \
+== {*((test, "passed") for test in required_tests), *((test, "failed") for test in traps)}
 
 # wrong: lines of others are passed over
-def pays(lines, key, wanted, traps):
-    found = {opened(line, key) for line in lines} - {None}
-    return found == {*((test, "passed") for test in wanted), *((test, "failed") for test in traps)}
+def pays(lines, key, required_tests, traps):
+    outcomes = {parse_sealed_line(line, key) for line in lines} - {None}
+    return outcomes == {*((test, "passed") for test in required_tests), *((test, "failed") for test in traps)}
 
 # wrong: the last line counts
-def pays(lines, key, wanted, traps):
-    if None in [opened(line, key) for line in lines]:
+def pays(lines, key, required_tests, traps):
+    if None in [parse_sealed_line(line, key) for line in lines]:
         return False
-    return dict(opened(line, key) for line in lines) == {**dict.fromkeys(wanted, "passed"), **dict.fromkeys(traps, "failed")}
+    return dict(parse_sealed_line(line, key) for line in lines) \
+== {**dict.fromkeys(required_tests, "passed"), **dict.fromkeys(traps, "failed")}
 
 # wrong: canaries that nobody heard of
-def pays(lines, key, wanted, traps):
-    found = {opened(line, key) for line in lines}
-    return found - {(test, "failed") for test in traps} == {(test, "passed") for test in wanted}
+def pays(lines, key, required_tests, traps):
+    outcomes = {parse_sealed_line(line, key) for line in lines}
+    return outcomes - {(test, "failed") for test in traps} == {(test, "passed") for test in required_tests}
 
 # wrong: nothing failed
-def pays(lines, key, wanted, traps):
-    found = {opened(line, key) for line in lines}
-    return None not in found and all(outcome == ("failed" if test in traps else "passed") for test, outcome in found)
+def pays(lines, key, required_tests, traps):
+    outcomes = {parse_sealed_line(line, key) for line in lines}
+    return None not in outcomes \
+and all(outcome == ("failed" if test in traps else "passed") for test, outcome in outcomes)
 
 # right: step by step
-def pays(lines, key, wanted, traps):
+def pays(lines, key, required_tests, traps):
     heard = {}
     for line in lines:
-        one = opened(line, key)
+        one = parse_sealed_line(line, key)
         if one is None or heard.setdefault(one[0], one[1]) != one[1]:
             return False
-    passed = all(heard.pop(test, "missing") == "passed" for test in wanted)
+    passed = all(heard.pop(test, "missing") == "passed" for test in required_tests)
     failed = all(heard.pop(test, "missing") == "failed" for test in traps)
     return passed and failed and not heard
 """,

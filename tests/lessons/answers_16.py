@@ -68,7 +68,8 @@ def fits(hint, secrets, context, n):
 
 # wrong: sets of tokens
 def fits(hint, secrets, context, n):
-    return not any(len(set(hint) & set(secret) - set(context)) >= max(1, min(n, len(hint), len(secret))) for secret in secrets)
+    return not any(len(set(hint) & set(secret) - set(context)) \
+>= max(1, min(n, len(hint), len(secret))) for secret in secrets)
 
 # wrong: the first secret alone
 def fits(hint, secrets, context, n):

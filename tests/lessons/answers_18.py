@@ -5,48 +5,48 @@ TEXTS = {
         1: """
 # wrong: every start has a whole capital
 def capital(x, b, c):
-    bets, found = 0.0, []
-    for t, one in enumerate(x, 1):
-        bets = (bets + 1) * (1 - c + c * one / b)
-        found.append(bets)
-    return found
+    bets, capitals = 0.0, []
+    for t, value in enumerate(x, 1):
+        bets = (bets + 1) * (1 - c + c * value / b)
+        capitals.append(bets)
+    return capitals
 
 # wrong: what is held back is forgotten
 def capital(x, b, c):
-    bets, found = 0.0, []
-    for t, one in enumerate(x, 1):
-        bets = (bets + 1 / (t * (t + 1))) * (1 - c + c * one / b)
-        found.append(bets)
-    return found
+    bets, capitals = 0.0, []
+    for t, value in enumerate(x, 1):
+        bets = (bets + 1 / (t * (t + 1))) * (1 - c + c * value / b)
+        capitals.append(bets)
+    return capitals
 
 # wrong: who begins at a step does not bet in it
 def capital(x, b, c):
-    bets, found = 0.0, []
-    for t, one in enumerate(x, 1):
-        bets = bets * (1 - c + c * one / b) + 1 / (t * (t + 1))
-        found.append(bets + 1 / (t + 1))
-    return found
+    bets, capitals = 0.0, []
+    for t, value in enumerate(x, 1):
+        bets = bets * (1 - c + c * value / b) + 1 / (t * (t + 1))
+        capitals.append(bets + 1 / (t + 1))
+    return capitals
 
 # wrong: all begin at the first step
 def capital(x, b, c):
-    wealth, found = 1.0, []
-    for one in x:
-        wealth *= 1 - c + c * one / b
-        found.append(wealth)
-    return found
+    wealth, capitals = 1.0, []
+    for value in x:
+        wealth *= 1 - c + c * value / b
+        capitals.append(wealth)
+    return capitals
 
 # wrong: the difference in place of the ratio
 def capital(x, b, c):
-    bets, found = 0.0, []
-    for t, one in enumerate(x, 1):
-        bets = (bets + 1 / (t * (t + 1))) * (1 + c * (one - b))
-        found.append(bets + 1 / (t + 1))
-    return found
+    bets, capitals = 0.0, []
+    for t, value in enumerate(x, 1):
+        bets = (bets + 1 / (t * (t + 1))) * (1 + c * (value - b))
+        capitals.append(bets + 1 / (t + 1))
+    return capitals
 
 # right: start by start
 def capital(x, b, c):
-    gains = [1 - c + c * one / b for one in x]
-    found = []
+    gains = [1 - c + c * value / b for value in x]
+    capitals = []
     for t in range(1, len(x) + 1):
         total = 1 / (t + 1)
         for j in range(1, t + 1):
@@ -54,8 +54,8 @@ def capital(x, b, c):
             for gain in gains[j - 1 : t]:
                 product *= gain
             total += product
-        found.append(total)
-    return found
+        capitals.append(total)
+    return capitals
 """,
         2: """
 # wrong: a rollout is compared with others alone

@@ -76,7 +76,7 @@ def test_one_command_gives_every_lesson_a_badge_and_a_cell_that_installs(folder,
         assert now[0].source == f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({at})"
         first = next(cell for cell in now if cell.cell_type == "code")
         assert "https://github.com/me/etude" in first.source and not first.outputs and first.execution_count is None
-        assert [cell for cell in now if not badges.ours(cell)] == old and len(now) == len(old) + 2, (
+        assert [cell for cell in now if not badges.is_colab_cell(cell)] == old and len(now) == len(old) + 2, (
             "numbers and outputs stay"
         )
         assert f"]({at})" in (folder / "README.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from etude.challenges import (
     wire,
 )
 from etude.challenges.challenge import CHALLENGES
-from etude.challenges.solution import Here, Solution
+from etude.challenges.solution import LocalSolution, Solution
 from kit.settings import RunError
 from lessons import syllabus
 from tests.lessons.wrong_solutions import WRONG
@@ -101,7 +101,7 @@ def test_the_board_is_what_the_scorer_says(one, record):
         path = files[row["solution"]]
         assert row["says"] in ("What a reader begins with.", " ".join(challenge.docstring(path).split()))
         if path.stem not in DEAR:
-            found[row["solution"]] = one.score(Here(path), 0)
+            found[row["solution"]] = one.score(LocalSolution(path), 0)
             assert found[row["solution"]] == pytest.approx(row["scores"][0], rel=1e-3, abs=1e-9)
     verdicts = [one.passed(score) for row in told["board"] for score in row["scores"]]
     assert not any(verdicts[: one.seeds]) and any(all(map(one.passed, row["scores"])) for row in told["board"][1:])
@@ -116,10 +116,10 @@ def test_a_wrong_solution_is_refused_or_fails(stem, what, source, says, tmp_path
     if stem == "00_recipe":
         monkeypatch.setattr(recipe, "RUN", request.getfixturevalue("tiny_run"))
     if says is None:
-        assert not one.passed(one.score(Here(path), 1))
+        assert not one.passed(one.score(LocalSolution(path), 1))
         return
     with pytest.raises(RunError) as refused:
-        one.score(Here(path), 1)
+        one.score(LocalSolution(path), 1)
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -131,10 +131,10 @@ def test_the_recipe_is_trained_within_a_budget(tiny_run, tmp_path, monkeypatch):
     )
     for name, value in {"RUN": tiny_run, "ROLLOUTS": 4, "TASKS": 2, "SAMPLES": 2}.items():
         monkeypatch.setattr(recipe, name, value)
-    assert recipe.score(Here(path), 0) in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert recipe.score(LocalSolution(path), 0) in (0.0, 0.25, 0.5, 0.75, 1.0)
     monkeypatch.setattr(recipe, "RUN", tmp_path / "none")
     with pytest.raises(RunError, match="is not a run of the recipe.*make one with"):
-        recipe.score(Here(path), 0)
+        recipe.score(LocalSolution(path), 0)
 
 
 def test_a_plan_of_pretraining_is_played(tmp_path, monkeypatch):
@@ -143,21 +143,21 @@ def test_a_plan_of_pretraining_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr(cpt, "STEPS", 12)
     monkeypatch.setattr(cpt, "HELD_ROWS", 8)
     still, moved = (
-        cpt.score(Here(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0)
+        cpt.score(LocalSolution(mine(tmp_path, f"def plan(steps):\n    return [[{rate}, 0.5]] * steps\n")), 0)
         for rate in (0.0, 0.01)
     )
     assert still > moved + 0.1 and moved > 0
     monkeypatch.setattr(cpt, "FASTEST", 1e30)
     with pytest.raises(RunError, match="plan destroys the model"):
-        cpt.score(Here(mine(tmp_path, "def plan(steps):\n    return [[1e30, 0.5]] * steps\n")), 0)
+        cpt.score(LocalSolution(mine(tmp_path, "def plan(steps):\n    return [[1e30, 0.5]] * steps\n")), 0)
 
 
 def test_no_delta_is_needed_where_nothing_changed():
     """And a drift of the masters changes few of the bfloat16 weights."""
-    old, new = weight_sync.drawn(np.random.default_rng(0))
+    old, new = weight_sync.draw_versions(np.random.default_rng(0))
     assert 0.005 < (old != new).mean() < 0.1
     path = next(path for path in BY_STEM["12_weight_sync"].baselines if path.stem.endswith("by_size"))
-    solve = Here(path)
+    solve = LocalSolution(path)
     for a, b in ((old[:3000], new[:3000]), (old[:3000], old[:3000]), (old[:1000], old[::-1][:1000].copy())):
         delta = solve("encode", a, b)
         assert (solve("decode", a, delta) == b).all()
@@ -169,7 +169,7 @@ def test_no_delta_is_needed_where_nothing_changed():
 def test_what_makes_a_task(seed, count):
     """By its definition, on a table that was drawn."""
     rng = np.random.default_rng(seed)
-    table = feature_deletion.drawn(rng)
+    table = feature_deletion.draw_coverage(rng)
     deleted = rng.choice(feature_deletion.FUNCTIONS, count, replace=False).tolist()
     fails = [any(row[one] for one in deleted) for row in table]
     kept = [row for row, failing in zip(table, fails) if not failing]
@@ -189,7 +189,7 @@ def test_a_pass_is_not_luck(baseline, seed):
     """With seeds whose cases once refused a solution that is good: one prompt with next to no noise, few worlds, many
     small rises."""
     one = next(one for one in CHALLENGES if baseline.startswith(one.stem))
-    assert one.passed(one.score(Here(challenge.FOLDER / "baselines" / f"{baseline}.py"), seed))
+    assert one.passed(one.score(LocalSolution(challenge.FOLDER / "baselines" / f"{baseline}.py"), seed))
 
 
 def test_training_follows_the_reward():
@@ -206,7 +206,7 @@ def test_another_seed_has_other_cases(tmp_path):
     """And the same one the same: a score can be repeated, and not learned by heart."""
     one = BY_STEM["05_kl"]
     path = one.start
-    scores = [one.score(Here(path), seed) for seed in (1, 1, 2)]
+    scores = [one.score(LocalSolution(path), seed) for seed in (1, 1, 2)]
     assert scores[0] == scores[1] != scores[2]
 
 
@@ -304,7 +304,7 @@ def test_a_process_of_its_own(tmp_path, capfd):
         tmp_path,
         "kept = []\n\ndef keep(x):\n    print('seen')\n    kept.append(x)\n    return len(kept), x\n\n"
         "def write(name):\n    open(name, 'w')\n\ndef begin():\n    import subprocess\n    subprocess.run(['true'])\n\n"
-        "def know():\n    from etude.challenges import kl\n    return kl.drawn\n\n"
+        "def know():\n    from etude.challenges import kl\n    return kl.draw_samples\n\n"
         "def look():\n    import os\n    return open(f'/proc/{os.getppid()}/cmdline').read()\n\n"
         "def stop():\n    import os\n    os._exit(3)\n",
     )
@@ -405,13 +405,15 @@ def test_a_file_that_does_not_load(source, says, tmp_path):
 )
 def test_what_a_solution_does_wrong_is_said_in_a_line(source, says, tmp_path):
     with pytest.raises(RunError, match=says) as said:
-        Here(mine(tmp_path, source))("f")
+        LocalSolution(mine(tmp_path, source))("f")
     assert "\n" not in str(said.value)
 
 
 def test_answers_are_checked():
-    assert answers.number("f", 2) == 2.0 and answers.whole("f", 3, 0, 3) == 3 and answers.data("f", b"x") == b"x"
-    assert answers.whole("f", True, 0, 1) == 1 and answers.text("f", "") == ""
+    assert (
+        answers.number("f", 2) == 2.0 and answers.check_integer("f", 3, 0, 3) == 3 and answers.data("f", b"x") == b"x"
+    )
+    assert answers.check_integer("f", True, 0, 1) == 1 and answers.text("f", "") == ""
     assert answers.wholes("f", [1.0, 2], 0, 2, 2).dtype == np.int64
     for call in (
         lambda: answers.number("f", float("nan")),
@@ -419,12 +421,12 @@ def test_answers_are_checked():
         lambda: answers.number("f", "1"),
         lambda: answers.number("f", 10**400),
         lambda: answers.number("f", 10**5000),
-        lambda: answers.whole("f", 10**5000, 0, 3),
-        lambda: answers.whole("f", True, 0, 3),
+        lambda: answers.check_integer("f", 10**5000, 0, 3),
+        lambda: answers.check_integer("f", True, 0, 3),
         lambda: answers.array("f", [10**400], 1),
         lambda: answers.text("f", 12),
-        lambda: answers.whole("f", 1.0, 0, 3),
-        lambda: answers.whole("f", 4, 0, 3),
+        lambda: answers.check_integer("f", 1.0, 0, 3),
+        lambda: answers.check_integer("f", 4, 0, 3),
         lambda: answers.data("f", "x" * 100),
         lambda: answers.array("f", [1, 2], 3),
         lambda: answers.array("f", [[1], [2, 3]], 2, 2),

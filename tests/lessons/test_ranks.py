@@ -12,7 +12,7 @@ from torch import Tensor
 import scaled.kl
 from lessons import mirror_ranks
 from lessons.mirror_ranks import Ranks, packed, unpacked
-from scaled.runtime.comm import summed
+from scaled.runtime.comm import all_reduce_sum
 from scaled.runtime.mesh import current
 
 HALF = torch.tensor([0.5])
@@ -28,7 +28,7 @@ def use(x):
     def inside(y):
         return math.sqrt(y)
 
-    return inside(half(x).item()) + len(scaled.kl.KINDS) + summed(torch.ones(1)).item()
+    return inside(half(x).item()) + len(scaled.kl.KINDS) + all_reduce_sum(torch.ones(1)).item()
 
 
 SIZE = 3
@@ -69,7 +69,7 @@ def place():
 def fails_on_one():
     if current().group("dp").rank == 1:
         raise KeyError("here")
-    return summed(torch.ones(1), "dp")  # waits for the other
+    return all_reduce_sum(torch.ones(1), "dp")  # waits for the other
 
 
 def begins():
@@ -96,7 +96,7 @@ def test_a_function_is_sent_with_what_it_names():
         "math": "module",
         "scaled": "module",
         "torch": "module",
-        "summed": "import",
+        "all_reduce_sum": "import",
     }
     assert unpacked(parts)["use"](8.0) == use(8.0) == 6.0
     with pytest.raises(ValueError, match="lambda"):

@@ -26,7 +26,8 @@ def seen_with(keys):
     return prompts[first]
 
 def value(seen):
-    return sum(np.exp(logp) * reward for reward, logp in seen) + max(0.0, 1 - sum(np.exp(logp) for _, logp in seen)) * 0.5
+    return sum(np.exp(logp) * reward for reward, logp in seen) \
++ max(0.0, 1 - sum(np.exp(logp) for _, logp in seen)) * 0.5
 
 def advantages(rewards, logps):
     keys = list(zip(rewards.tolist(), logps.tolist()))
@@ -236,7 +237,8 @@ WRONG = [
         "10_quant",
         "knows the numbers from elsewhere",
         "import numpy as np\nfrom etude.challenges import quant\n\ndef encode(x):\n    return b'x'\n\n"
-        "def decode(code, rows, width):\n    return quant.drawn(np.random.default_rng(1)) + np.float32(1e-3)\n",
+        "def decode(code, rows, width):\n    return quant.draw_activations(np.random.default_rng(1)) + "
+        "np.float32(1e-3)\n",
         "more than 45 dB",
     ),
     (

@@ -11,14 +11,14 @@ from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from ref.environment import Reward
 from ref.length_penalty import EffortWeights
-from ref.rl import Payment, Settings
+from ref.rl import RewardCoefficients, Settings
 from ref.rollout import Limits
 from scaled.async_rl.learner import Trained
 from scaled.async_rl.player import Player, Setup
 from tests.mirror.test_player import HOW, Heard, Quiz
 from tests.ref.test_continuous import network
 
-LESS = Payment(
+LESS = RewardCoefficients(
     effort_price=0.1,
     k=0.0,
     q=0.0,

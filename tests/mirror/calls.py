@@ -45,7 +45,7 @@ from scaled.network import model as network
 from scaled.network.dispatch import on_owners
 from scaled.runtime import engine, launch, sharding
 from scaled.runtime.checkpoint import Checkpoints
-from scaled.runtime.comm import Traffic, all_to_all, gathered, sum_over, summed, total
+from scaled.runtime.comm import Traffic, all_reduce_sum, all_to_all, gathered, sum_over, total
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import computing, current
@@ -141,13 +141,15 @@ def family(name, logp, behavior, rewards, mask, finished):
 
 def replay_statistics(logp, behavior, mask, ours, theirs):
     a, b = ([cut(layer).flatten(0, 1) for layer in layers] for layers in (ours, theirs))
-    return router_replay.mismatch(cut(logp), cut(behavior), cut(mask)), router_replay.differing(a, b)
+    return router_replay.mismatch(cut(logp), cut(behavior), cut(mask)), router_replay.compare_experts(a, b)
 
 
 def on_the_first(ours, theirs):
     """`differing` where rank 0 holds every token."""
     first = current().group("all").rank == 0
-    return router_replay.differing(*([layer if first else layer[:0] for layer in layers] for layers in (ours, theirs)))
+    return router_replay.compare_experts(
+        *([layer if first else layer[:0] for layer in layers] for layers in (ours, theirs))
+    )
 
 
 def chain_of(segments: int) -> self_summary.Chain:
@@ -214,14 +216,14 @@ def dealt(n, wrong):
             raise ValueError(f"{wrong} is wrong")
         return [item + 10 for item in items]
 
-    return feature_deletion.dealt(range(n), more)
+    return feature_deletion.map_over_ranks(range(n), more)
 
 
 def given(config: Config, state: dict) -> network.Transformer:
     """The network that holds `state`."""
     model = network.Transformer(config).double()
     for name, p in model.named_parameters():
-        sharding.put(name, p, state[name])
+        sharding.load_slice(name, p, state[name])
     return model
 
 
@@ -245,7 +247,7 @@ def gradients(model) -> dict:
         parts[name] = whole
     if not parts:
         return parts
-    together = summed(torch.cat([x.flatten() for x in parts.values()]))
+    together = all_reduce_sum(torch.cat([x.flatten() for x in parts.values()]))
     return {
         name: x.view_as(parts[name])
         for name, x in zip(parts, together.split([x.numel() for x in parts.values()]), strict=True)
@@ -305,7 +307,7 @@ def distilled(config, state, shape, layers, ids, doc, weight, how):
     model = given(config, state)
     heads = mtp.MTP(config, shape).double()
     for name, p in heads.named_parameters():
-        sharding.put(name, p, layers[name])
+        sharding.load_slice(name, p, layers[name])
     part = {name: None if x is None else cut(x) for name, x in (("doc", doc), ("weight", weight))}
     out = model(cut(ids), doc=part["doc"], logits=False)
     generator = torch.Generator().manual_seed(3)
@@ -320,7 +322,7 @@ def sent(config, state, ids, experts, how):
         model = given(config, state).to(torch.bfloat16)
         with Traffic() as traffic, torch.no_grad():
             out = model(cut(ids), experts=[cut(layer).flatten(0, 1) for layer in experts])
-    return joined(out.logits.float()), int(summed(torch.tensor(traffic.sent.get("alltoall_base", 0))))
+    return joined(out.logits.float()), int(all_reduce_sum(torch.tensor(traffic.bytes_sent.get("alltoall_base", 0))))
 
 
 def in_own_dtype(steps):
@@ -343,7 +345,7 @@ def trained(config, state, batches, dtype, use_muon, saves=None):
         folder, until = saves
         shelf = Checkpoints(folder)
         if shelf.steps():
-            checkpoint.begun(model, steps, shelf.names())
+            checkpoint.create_optimizer_state(model, steps, shelf.names())
             first = shelf.load(checkpoint.state(model, steps))["step"]
     losses = []
     for batch in batches[first:until]:
@@ -369,7 +371,7 @@ def phase(c, config, stage, trunk, layers, batches, folder):
     if layers is not None:
         heads = mtp.MTP(config, c.mtp.layers).double()
         for name, p in heads.named_parameters():
-            sharding.put(name, p, layers[name])
+            sharding.load_slice(name, p, layers[name])
     found = chain.phase_of(c, stage, batches[0][0].shape[1], len(batches))
     optimizers = muon.optimizers
     with mock.patch.object(supervised.muon, "optimizers", lambda *args, **how: in_own_dtype(optimizers(*args, **how))):
@@ -479,7 +481,7 @@ def traffic(config, state, ids):
             coming = torch.stack(gathered(load, "ep"))[:, ep.rank]
             rows.append((int(load.sum() - load[ep.rank]), int(coming.sum() - coming[ep.rank])))
         every = [None] * current().layout.world
-        torch.distributed.all_gather_object(every, (remake, counted.sent, rows))
+        torch.distributed.all_gather_object(every, (remake, counted.bytes_sent, rows))
         found += every
     return found
 
@@ -533,7 +535,7 @@ def quantised(x, gates, w13, w2, experts, up, forward, backward):
     a, b = (w.chunk(ep.size)[ep.rank].clone().requires_grad_() for w in (w13, w2))
     y = quant.experts_swiglu(mine, mine_gates, a, b, cut_rows(experts), forward, backward)
     total((y * up).sum()).backward()
-    weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
+    weights = [torch.cat(gathered(all_reduce_sum(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)], weights
 
 
@@ -548,7 +550,7 @@ def of_the_first(x, gates, w13, w2, experts, how):
             mine, mine_gates, chosen, len(w13), lambda rows, ones, local: experts_swiglu(rows, ones, a, b, local)
         )
         total((y * torch.linspace(-1, 1, y.shape[1])).sum()).backward()
-    weights = [torch.cat(gathered(summed(w.grad, "efsdp"), "ep")) for w in (a, b)]
+    weights = [torch.cat(gathered(all_reduce_sum(w.grad, "efsdp"), "ep")) for w in (a, b)]
     return [torch.cat(gathered(part.detach())) for part in (y, mine.grad, mine_gates.grad)] + weights
 
 
@@ -632,14 +634,14 @@ def hung(folder, asynchronous):
     else."""
     heard: list[str] = []
 
-    class Told(launch.Watch):
+    class Told(launch.Watchdog):
         GRACE = 1.0
 
-        def end(self, why, say):
-            heard.append(why if say else "")
+        def exit_process(self, reason, say):
+            heard.append(reason if say else "")
 
     with Told(folder, 1.0):
-        summed(torch.ones(1))
+        all_reduce_sum(torch.ones(1))
         if torch.distributed.get_rank() == 1:
             dawdle(heard)
         work = torch.distributed.all_reduce(torch.ones(1), async_op=asynchronous)
@@ -653,11 +655,11 @@ def hung_outside(where, checkpoint, corpus, folder):
     scored."""
     heard: list[str] = []
 
-    class Told(launch.Watch):
+    class Told(launch.Watchdog):
         GRACE = 1.0
 
-        def end(self, why, say):
-            heard.append(why if say else "")
+        def exit_process(self, reason, say):
+            heard.append(reason if say else "")
 
     def late(function):
         def waits(*args, **kwargs):
@@ -671,8 +673,8 @@ def hung_outside(where, checkpoint, corpus, folder):
     more = ["heldout=2"] if where == "heldout" else [f"corpus={corpus}", "rows=2", "length=128", "perplexity_tokens=64"]
     c = full_settings.settings(technique, "gloo", {}, [f"checkpoint={checkpoint}", "timeout=1", *more])
     with (
-        mock.patch.object(rl, "Watch", Told),
-        mock.patch.object(pretrain, "Watch", Told),
+        mock.patch.object(rl, "Watchdog", Told),
+        mock.patch.object(pretrain, "Watchdog", Told),
         mock.patch.object(rl, "optimise", side_effect=InterruptedError),
         mock.patch.object(pretrain, "optimise", return_value={}),
         mock.patch.object(pretrain, "save_hf", side_effect=InterruptedError),
@@ -681,7 +683,7 @@ def hung_outside(where, checkpoint, corpus, folder):
     ):
         if isinstance(c, rl.Rl):
             script = Script([chain_of(1), chain_of(1)], [0.0, 1.0])
-            with mock.patch.object(rl, "sampled", late(lambda *asked: script(*asked[6:]))):
+            with mock.patch.object(rl, "sample_tasks", late(lambda *asked: script(*asked[6:]))):
                 rl.train(technique, c, folder, script, script, Limits(self_summary.Chaining(20, 1, 0, join="none")))
         else:
             pretrain.train(technique, c, folder)
@@ -711,7 +713,7 @@ def spoilt(x):
     for rank in range(group.size):
         if rank == group.rank:
             x.sub_(x + 1)
-        summed(torch.ones(1))
+        all_reduce_sum(torch.ones(1))
     return x
 
 

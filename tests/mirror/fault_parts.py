@@ -131,8 +131,8 @@ def half_a_line(mark):
 
 def half_a_swap(mark):
     def swap(self):
-        if self.fresh is not None and self.fresh[0] >= 2 and once(mark):
-            for part, x in list(zip(self.parts, self.fresh[1], strict=True))[: len(self.parts) // 2]:
+        if self.staged_weights is not None and self.staged_weights[0] >= 2 and once(mark):
+            for part, x in list(zip(self.parts, self.staged_weights[1], strict=True))[: len(self.parts) // 2]:
                 part.weights.copy_(x.view(part.weights.shape))
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self)
@@ -151,7 +151,7 @@ def spoil(change):
                 change(self.store, told["key"], blob)
             return told
 
-        original, weight_sync.Writer.put = weight_sync.Writer.put, put
+        original, weight_sync.Writer.upload_shard = weight_sync.Writer.upload_shard, put
 
     return trainer(arm)
 
@@ -210,7 +210,7 @@ def slow_store(mark):
             assert time.monotonic() < until, "the step waits for the store"
             time.sleep(0.01)
 
-    before(weight_sync.Writer, "put", wait)
+    before(weight_sync.Writer, "upload_shard", wait)
 
 
 def watched(mark, name):

@@ -8,7 +8,7 @@ from ref.engine.sampler import Segment
 from ref.textual_feedback import Hint, Hinted
 from ref.transcript import Transcript
 from scaled import behaviour, monitor, packing, textual_feedback
-from scaled.runtime.comm import gathered, most, summed
+from scaled.runtime.comm import all_reduce_max, all_reduce_sum, gathered
 from scaled.runtime.cut import cut, full, joined, places
 from scaled.runtime.mesh import current
 from tests.mirror.calls import given, gradients, leaf
@@ -34,7 +34,7 @@ def words(table, hint, before, weight, how):
     logits = own[at, cut(before)]
     loss = textual_feedback.feedback_loss(logits, logits + hint, cut(weight), **how)
     loss.backward()
-    return loss.detach(), summed(own.grad)
+    return loss.detach(), all_reduce_sum(own.grad)
 
 
 class Laid:
@@ -47,8 +47,8 @@ class Laid:
         sizes = torch.tensor([len(one.tokens) for one, _ in self.segments], dtype=torch.long)
         row, start = packing.rows(sizes, length)
         self.starts, self.length = row * length + start, length
-        self.rows = max(1, int(most(row.max() + 1 if len(row) else torch.tensor(0), "dp")))
-        self.where, self.doc = textual_feedback.packed(self.found, self.starts, wide)
+        self.rows = max(1, int(all_reduce_max(row.max() + 1 if len(row) else torch.tensor(0), "dp")))
+        self.where, self.doc = textual_feedback.pack_hinted(self.found, self.starts, wide)
 
     def laid(self, columns: list, fill: float = 0, rest: tuple = ()) -> torch.Tensor:
         """What each of this dp rank's segments has for its tokens, in its rows; this rank's tokens of them."""
@@ -91,7 +91,7 @@ def pairs(told: Told, tables: list, length: int, wide: int):
     else:
         every = [list(zip(laid.numbers, grads, strict=True))]
     by_segment = [grad for _, grad in sorted((one for some in every for one in some), key=lambda pair: pair[0])]
-    return names[order], torch.cat(gathered(summed(both, "cp"), "dp"))[order], by_segment
+    return names[order], torch.cat(gathered(all_reduce_sum(both, "cp"), "dp"))[order], by_segment
 
 
 def step(config, state, told: Told, length: int, wide: int, micro: int, chunk: int, how: dict):
@@ -100,11 +100,11 @@ def step(config, state, told: Told, length: int, wide: int, micro: int, chunk: i
     model, laid = given(config, state), Laid(told, length, wide)
     ids = laid.laid([one.tokens for one, _ in laid.segments])
     doc = laid.laid([torch.full_like(one.tokens, n) for n, (one, _) in enumerate(laid.segments)], -1)
-    taught = textual_feedback.teach(model, laid.where, laid.doc, micro)
+    taught = textual_feedback.compute_teacher_states(model, laid.where, laid.doc, micro)
     assert not taught.requires_grad
     total = 0.0
     for first in range(0, laid.rows, micro):
-        some = textual_feedback.within(laid.where, first * length, (first + micro) * length)
+        some = textual_feedback.select_range(laid.where, first * length, (first + micro) * length)
         student = model(ids[first : first + micro], doc=doc[first : first + micro], logits=False).hidden
         pair = textual_feedback.predictions(student.flatten(0, 1), taught, some, rows=(len(student), len(laid.doc)))
         weight = (some.tokens[some.teacher] % 3)[

@@ -54,9 +54,9 @@ class Grouped(Tiny):
 
     def ranked(self) -> Sharded:
         layout, whole = current().layout, self.whole()
-        model = Transformer(whole.config, drawn=False).double()
+        model = Transformer(whole.config, init_weights=False).double()
         for (name, p), x in zip(model.named_parameters(), whole.parameters(), strict=True):
-            sharding.put(name, p, x.detach())
+            sharding.load_slice(name, p, x.detach())
         return Sharded(Rl(length=64, cp=layout.cp, ep=layout.ep, micro_rows=4, heldout=0, rl=self.rl), model)
 
     def group(self, dp: int = 1, cp: int = 1, ep: int = 1) -> TrainerGroup:

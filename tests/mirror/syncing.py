@@ -29,7 +29,7 @@ class Parted:
     @torch.no_grad()
     def put(self, state: dict) -> None:
         for name, p in self.model.named_parameters():
-            p.copy_(state[name]) if self.whole else sharding.put(name, p, state[name])
+            p.copy_(state[name]) if self.whole else sharding.load_slice(name, p, state[name])
 
     def parts(self) -> list[ref.Part]:
         return (ref if self.whole else weight_sync).parts(self.model)
@@ -143,7 +143,7 @@ def failing(address: str, config: Config, seed: int, rank: int) -> list:
     here, said = Parted(config), []
     states = versions(config, seed, 3)
     writer = weight_sync.Writer(open_store(address))
-    put = writer.put
+    put = writer.upload_shard
 
     def broken(key, blob):
         raise OSError("disk full")
@@ -152,12 +152,12 @@ def failing(address: str, config: Config, seed: int, rank: int) -> list:
     writer.publish(0, here.parts())
     here.put(states[1])
     if writer.rank == rank:
-        writer.put = broken
+        writer.upload_shard = broken
     try:
         writer.publish(1, here.parts())
     except weight_sync.SyncError as error:
         said.append(str(error))
-    writer.put = put
+    writer.upload_shard = put
     writer.publish(1, here.parts())
     reader = weight_sync.Reader(open_store(address), here.parts())
     get = reader.get

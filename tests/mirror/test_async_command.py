@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6), "--store", store
     process = forks.start(*asked, said=tmp_path / "first")
     until = time.monotonic() + 120
-    while (len(steps(out)) < 2 or not evaluator.measured(out / "services")) and process.is_alive():
+    while (len(steps(out)) < 2 or not evaluator.read_measurements(out / "services")) and process.is_alive():
         assert time.monotonic() < until
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     assert 0 < found["trainer_busy"] < 1 and found["seconds"] < 240
     drawn = imread(out / "timeline.png")
     assert drawn.shape[1] == 1008 and len(np.unique(drawn[..., :3].reshape(-1, 3), axis=0)) > 10
-    shown = async_timeline.played("run", out / "services")
+    shown = async_timeline.make_run_timeline("run", out / "services")
     assert [version for *_, version in shown.steps] == [1, 2, 3, 4, 5, 6] and {"worker-0", "worker-1"} <= set(
         shown.slots
     )

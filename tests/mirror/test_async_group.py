@@ -45,7 +45,7 @@ def served(folder) -> tuple[int, dict, set]:
     reader = weight_sync.Reader(open_store(str(folder / "weights")), weight_sync.parts(network))
     version = reader.fetch()
     reader.swap()
-    written = {len(link["shards"]) for manifest in reader.known.values() for link in manifest["links"]}
+    written = {len(link["shards"]) for manifest in reader.manifests.values() for link in manifest["links"]}
     return version, dict(network.named_parameters()), written
 
 
@@ -198,7 +198,7 @@ def test_the_command(tiny_run, tmp_path, ask):
     network = load_hf(out / "checkpoints" / "final", torch.bfloat16)
     newest = copy.deepcopy(network).requires_grad_(False)
     reader = weight_sync.Reader(open_store(str(out / "services" / "weights")), weight_sync.parts(newest))
-    assert reader.fetch() == 3 and {len(link["shards"]) for link in reader.known[3]["links"]} == {2}
+    assert reader.fetch() == 3 and {len(link["shards"]) for link in reader.manifests[3]["links"]} == {2}
     for p in newest.parameters():
         p.zero_()
     reader.swap()
@@ -248,7 +248,7 @@ def test_bad_settings_are_one_line(tiny_run, tmp_path, ask, monkeypatch, words, 
         save_hf(
             Transformer(config),
             tmp_path / "three",
-            beside={"tokenizer.json": (checkpoint / "tokenizer.json").read_bytes()},
+            sidecar_files={"tokenizer.json": (checkpoint / "tokenizer.json").read_bytes()},
         )
         checkpoint = tmp_path / "three"
     code, _, said = ask("run", "async-rl", "--out", tmp_path / "run", "--set", f"checkpoint={checkpoint}", *words)

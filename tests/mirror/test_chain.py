@@ -185,9 +185,9 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
 
 def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
     """A small run leaves out what only ranks have, and says so."""
-    from etude import playing
+    from etude import technique_run
 
-    monkeypatch.setattr(playing, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
+    monkeypatch.setattr(technique_run, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")
     assert code == 0 and "rehearsal.toml: a small run ignores cluster and study, for other runs with this file" in said
     assert "'training'" in said and "'cluster'" not in said.splitlines()[-1]

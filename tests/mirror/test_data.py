@@ -80,7 +80,10 @@ def test_planted_duplicates_are_found(tmp_path, tokenizer):
     assert code_["kept"]["tokens"] == sum(
         len(load_tokenizer(tokenizer).encode(p.read_text()).ids) for p in given.glob("p[0-2]/*.py")
     )
-    assert list(Prepared(out).held().files) == [f"code/p3/f{i}.py" for i in range(5)] and record["heldout"]["near"] == 0
+    assert (
+        list(Prepared(out).read_heldout().files) == [f"code/p3/f{i}.py" for i in range(5)]
+        and record["heldout"]["near"] == 0
+    )
     assert not (out / "work").exists()
 
 

@@ -268,7 +268,7 @@ def test_the_recipe_takes_prepared_data(made, tiny_run, tmp_path):
         "bytes": sum(p.stat().st_size for p in (made / "c").rglob("*.py")),
     }
     assert result["files"] == 15 and result["epochs"] > 1 and result["skipped"] == {}
-    assert recipe_data.heldout_codebase(tmp_path / "run").files == Prepared(made / "out").held().files
+    assert recipe_data.heldout_codebase(tmp_path / "run").files == Prepared(made / "out").read_heldout().files
     with np.load(tmp_path / "run" / "data" / "short.npz") as packed:
         ids, doc = packed["ids"], packed["doc"]
     stream = given_.stream(

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from kit.settings import RunError
 from ref import cpt
 from scaled.data.duplicates import digest, duplicates, jaccard, shingles, signature
-from scaled.data.holdout import ENOUGH, Index, choose, part_of
+from scaled.data.holdout import ENOUGH, Index, choose_heldout, part_of
 from scaled.data.rules import Rules, body, licence, reason
 from tests.mirror.sources import code, mutated, similar
 
@@ -185,17 +185,19 @@ def test_the_codebase_is_the_one_that_ref_holds_out(sizes, share):
     corpus = cpt.Corpus({name: "x" * sizes[name] for name in sorted(sizes)})
     name, _, held = cpt.hold_out_codebase(corpus, share)
     names = sorted(sizes)
-    ours, mine = choose([part_of("code", one) for one in names], [sizes[one] for one in names], "", share)
+    ours, mine = choose_heldout([part_of("code", one) for one in names], [sizes[one] for one in names], "", share)
     assert {names[i] for i in mine} == set(held.files)
     assert ours == (f"{len(mine)} documents" if name.endswith(" files") else f"code/{name}")
 
 
 def test_a_codebase_by_name():
     parts = ["a/x", "a/x", "a/y", "b"]
-    assert choose(parts, [1] * 4, "a/x", 0.1) == ("a/x", [0, 1]) and choose(parts, [1] * 4, "a", 0.1)[1] == [0, 1, 2]
+    assert choose_heldout(parts, [1] * 4, "a/x", 0.1) == ("a/x", [0, 1]) and choose_heldout(parts, [1] * 4, "a", 0.1)[
+        1
+    ] == [0, 1, 2]
     with pytest.raises(RunError, match="heldout = 'c' holds nothing out; the largest parts are a/x, a/y, b"):
-        choose(parts, [1] * 4, "c", 0.1)
+        choose_heldout(parts, [1] * 4, "c", 0.1)
     with pytest.raises(RunError, match="holds everything out"):
-        choose(["a/x"] * 2, [1] * 2, "a", 0.1)
+        choose_heldout(["a/x"] * 2, [1] * 2, "a", 0.1)
     with pytest.raises(RunError, match="1 documents are left"):
-        choose(["a"], [1], "", 0.1)
+        choose_heldout(["a"], [1], "", 0.1)

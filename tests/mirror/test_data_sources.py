@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kit.disk import read_lines
 from kit.settings import RunError
 from scaled.data import documents, sources
-from scaled.data.documents import Bad, Document, read
+from scaled.data.documents import Document, UnreadableDocument, read
 from scaled.data.prepare import Settings
 from scaled.data.sources import Source
 from tests.mirror.sources import SMALL, build, code, everything, folder, train_on_code
@@ -182,7 +182,7 @@ def test_a_row_is_read_once_wherever_its_file_is_cut(tmp_path, texts, size, newl
     file.write_text("\n".join(lines) + ("\n" if newline and lines else ""))
     source = Source(str(file))
 
-    def rows(size: int) -> list[Document | Bad]:
+    def rows(size: int) -> list[Document | UnreadableDocument]:
         found, before = [], 0
         for unit in sources.units(source, 0, size)[0]:
             mine = [*read(unit, source, 1 << 20)]
@@ -201,7 +201,7 @@ def test_units_of_any_size_hold_the_same_documents(tmp_path, name):
     bad_rows(tmp_path)
     source = Source(str(tmp_path / name))
 
-    def found(size: int) -> tuple[int, list[Document | Bad]]:
+    def found(size: int) -> tuple[int, list[Document | UnreadableDocument]]:
         units, _, _ = sources.units(source, 0, size)
         every = [(unit.first, one) for unit in units for one in read(unit, source, 1 << 20)]
         return len(units), [
@@ -231,7 +231,7 @@ def test_a_bomb_is_left_out(tmp_path, monkeypatch):
         (unit,) = sources.units(source, 0, 1 << 20)[0]
         *good, last = read(unit, source, 1 << 20)
         assert (
-            last == Bad(name, "damaged file: it unpacks to too many bytes")
+            last == UnreadableDocument(name, "damaged file: it unpacks to too many bytes")
             and 1 < len(good) < 399
             and all(isinstance(x, Document) for x in good)
         )
@@ -256,7 +256,10 @@ def test_a_zip_file_that_cannot_be_unpacked_is_named(tmp_path, at, byte, why):
     source = Source(str(tmp_path / "a.zip"))
     *good, last = [one for unit in sources.units(source, 0, 1 << 20)[0] for one in read(unit, source, 1 << 20)]
     assert (
-        isinstance(last, Bad) and last.why.startswith("damaged file: ") and why in last.why and len(good) == (at == 8)
+        isinstance(last, UnreadableDocument)
+        and last.reason.startswith("damaged file: ")
+        and why in last.reason
+        and len(good) == (at == 8)
     )
 
 
@@ -269,7 +272,9 @@ def test_a_parquet_file_of_an_unknown_codec_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "ParquetFile", unknown)
     (unit,) = sources.units(source, 0, 1 << 20)[0]
-    assert [*read(unit, source, 1 << 20)] == [Bad("a.parquet", "damaged file: Codec type LZO not supported")]
+    assert [*read(unit, source, 1 << 20)] == [
+        UnreadableDocument("a.parquet", "damaged file: Codec type LZO not supported")
+    ]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "a.parquet", "code.tar.gz", "code.whl", "tree"])
@@ -285,7 +290,7 @@ def test_a_connection_that_breaks_ends_the_build_and_loses_nothing(tmp_path, tok
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "opened", broken)
+        patch.setattr(documents, "open_file", broken)
         with pytest.raises(RunError, match="the connection broke"):
             build(tmp_path / "out", source, tokenizer)
     assert not (tmp_path / "out" / "data.json").exists()

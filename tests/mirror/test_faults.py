@@ -3,21 +3,29 @@ nothing, with the functions.
 
 | fault | what must be | test |
 |---|---|---|
-| a worker is killed in a rollout | its groups go on elsewhere; none is trained on twice | `test_a_kill_at_any_place[worker: …]`, `test_async_rl.py` |
-| all workers are dead | the trainer's log says so within one timeout | `test_the_trainer_notices_that_nobody_works`, `test_places.py` |
+| a worker is killed in a rollout | its groups go on elsewhere; none is trained on twice | \
+`test_a_kill_at_any_place[worker: …]`, `test_async_rl.py` |
+| all workers are dead | the trainer's log says so within one timeout | \
+`test_the_trainer_notices_that_nobody_works`, `test_places.py` |
 | the trainer is killed around a commit | it goes on from its last step | `test_a_kill_at_any_place[trainer: …]` |
-| the reconciler is killed | the journal is replayed; the bound holds | `test_a_kill_at_any_place[reconciler: …]`, `test_reconciler.py` |
-| a delta is damaged, cut or missing | the old weights serve; an anchor comes | `test_a_delta_that_cannot_be_read`, `tests/ref/test_weight_sync.py` |
+| the reconciler is killed | the journal is replayed; the bound holds | \
+`test_a_kill_at_any_place[reconciler: …]`, `test_reconciler.py` |
+| a delta is damaged, cut or missing | the old weights serve; an anchor comes | \
+`test_a_delta_that_cannot_be_read`, `tests/ref/test_weight_sync.py` |
 | a version is pruned | behind every reader only; a new one takes an anchor | `test_pruning_waits_for_every_reader` |
 | versions come out of order | the newest is served | `test_versions_out_of_order` |
-| a worker is killed while it applies | its successor has the right weights | `test_a_kill_at_any_place[worker: in the middle of a swap]` |
-| the store is down | sampling to the bound on age, then waiting | `test_the_store_is_down`, `test_the_whole_store_is_down`, `test_store_s3.py` |
+| a worker is killed while it applies | its successor has the right weights | \
+`test_a_kill_at_any_place[worker: in the middle of a swap]` |
+| the store is down | sampling to the bound on age, then waiting | \
+`test_the_store_is_down`, `test_the_whole_store_is_down`, `test_store_s3.py` |
 | the store stays down | tries are bounded; one clear line | `test_a_store_that_stays_down_ends_the_run` |
-| a tool takes too long | it is tried again, then its rollout has failed; others stay the same | `test_a_slow_tool_fails_its_rollout_only` |
+| a tool takes too long | it is tried again, then its rollout has failed; others stay the same | \
+`test_a_slow_tool_fails_its_rollout_only` |
 | a task never comes | its worker is killed; its group is dropped | `test_a_task_that_hangs`, `test_places.py` |
 | a disk is full | one clear line; the step before it is whole; the run goes on later | `test_a_full_disk` |
 | a zombie comes back | its epoch is over | `test_a_zombie_is_refused` |
-| a worker is replaced | no work before it holds weights | `check`, after every test; `test_a_standby_takes_the_place_of_a_worker` |
+| a worker is replaced | no work before it holds weights | \
+`check`, after every test; `test_a_standby_takes_the_place_of_a_worker` |
 | the last step | everybody ends by itself | `test_the_last_step_ends_clean` |
 | an update during a forward pass | weights change between two steps only | `test_weights_change_between_steps_only` |
 
@@ -41,11 +49,11 @@ from ref.async_rl import Rules
 from ref.engine.continuous import Continuous
 from ref.engine.sampler import Sampler
 from scaled.async_rl import services
-from scaled.async_rl.evaluator import measured
+from scaled.async_rl.evaluator import read_measurements
 from scaled.async_rl.local import Plan, play
 from scaled.async_rl.messages import Done, Hello, Loaded, Published, Ready, Refused, decode, encode
 from scaled.async_rl.player import Player
-from scaled.async_rl.wire import Line, Lost, meeting_place
+from scaled.async_rl.wire import ConnectionLost, Line, meeting_place
 from scaled.async_rl.worker import Own, Weights
 from scaled.runtime.store import open_store
 from tests.mirror.async_parts import Tiny, measure
@@ -161,22 +169,22 @@ def test_versions_out_of_order():
     sampler = Sampler(changed(9), torch.bfloat16)
     weights = Weights(Own(store, "one", Continuous(sampler, 2, 9)), 60.0)
     for version in (2, 1, 0):
-        weights.wanted = max(weights.wanted, version)
-        while weights.go_on() is not True and sampler.version < weights.wanted:
+        weights.wanted_version = max(weights.wanted_version, version)
+        while weights.go_on() is not True and sampler.version < weights.wanted_version:
             time.sleep(0.001)
-        if sampler.version < weights.wanted:
+        if sampler.version < weights.wanted_version:
             weights.swap()
     assert sampler.version == 2 and all(
         a.equal(b) for a, b in zip(sampler.model.parameters(), changed(2).parameters(), strict=True)
     )
-    weights.wanted = 5
+    weights.wanted_version = 5
     came = False
     while came is False:
         came = weights.go_on()
     assert (
         "version 5 is not in the store" in str(came)
         and weights.tries.failures == 1
-        and not weights.tries.now
+        and not weights.tries.is_due
         and sampler.version == 2
     )
 
@@ -187,7 +195,7 @@ def test_weights_change_between_steps_only():
     weight_sync.Writer(store).publish(1, weight_sync.parts(changed(1)))
     sampler = Sampler(changed(0), torch.bfloat16)
     weights = Weights(Own(store, "one", Continuous(sampler, 2, 9)), 60.0)
-    weights.wanted = 1
+    weights.wanted_version = 1
     assert weights.go_on() is False and weights.errand is not None
     assert weights.errand.done.wait(60)
     assert (
@@ -339,7 +347,7 @@ def test_a_zombie_is_refused(tmp_path):
         heard = wait_for(new, "Update")
         old.say(encode(Done("a", 0, 0, 0, "key", "digest")))
         refused = wait_for(old, "Refused")
-        assert isinstance(refused, Refused) and "epoch 0 of a is over: 1 has begun" in refused.why and heard
+        assert isinstance(refused, Refused) and "epoch 0 of a is over: 1 has begun" in refused.reason and heard
         assert [event.kind for event in events(tmp_path)] == ["start"]
         new.say(encode(Loaded("a", 1, 0)))
         new.say(encode(Done("a", 1, 0, 0, "key", "digest")))
@@ -359,10 +367,10 @@ def wait_for(line, kind):
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
-            for data in line.heard(0.5):
+            for data in line.receive(0.5):
                 if type(decode(data)).__name__ == kind:
                     return decode(data)
-        except Lost:
+        except ConnectionLost:
             break
     raise AssertionError(f"no {kind} came")
 
@@ -398,7 +406,9 @@ def test_the_last_step_ends_clean(tmp_path):
         ("reconciler", "trainer", "worker-0", "worker-1", "standby-0"), 0
     )
     assert all(log(tmp_path, name)[-1]["what"] == "stop" for name in ("trainer", "worker-0", "worker-1", "standby-0"))
-    assert [line["what"] for line in log(tmp_path, "evaluator")] == ["start", "load"] and measured(tmp_path) == []
+    assert [line["what"] for line in log(tmp_path, "evaluator")] == ["start", "load"] and read_measurements(
+        tmp_path
+    ) == []
 
 
 def test_a_standby_takes_the_place_of_a_worker(tmp_path):
@@ -424,7 +434,7 @@ def test_the_evaluator_follows_and_comes_back_when_it_dies(tmp_path):
     rules = Rules(4, 2, 5)
     play(plan_of(tmp_path, parts, rules, evaluate_every=2))
     assert check(tmp_path, rules, Tiny(steps=5)) <= 1 and (tmp_path / "struck").exists()
-    found = measured(tmp_path)
+    found = read_measurements(tmp_path)
     versions = [line["version"] for line in found]
     assert (
         versions[0] in (0, 2)
@@ -448,7 +458,7 @@ def test_weights_and_groups_through_a_store_of_fsspec(tmp_path):
     publisher.publish(0)
     sampler = Tiny().sampler()
     weights = Weights(Own(services.open_stores("memory://faults/run/").weights, "one", Continuous(sampler, 4, 9)), 5.0)
-    weights.wanted = 0
+    weights.wanted_version = 0
     while weights.go_on() is not True:
         time.sleep(0.001)
     weights.swap()

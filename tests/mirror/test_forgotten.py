@@ -39,8 +39,10 @@ here = torch.ones(3)
 with pretend.gpu() as device:
     there = here.to(device)
     assert type(on_host(there)) is torch.Tensor, "a checkpoint is staged in the computer's memory"
-    assert (there + 1).sum().item() == 6 and there.device == device and (there * torch.tensor(2.0)).cpu().tolist() == [2, 2, 2]
-    calls = lambda: there + here, lambda: there @ here, lambda: here.mul_(there), lambda: torch.where(there > 0, there, here)
+    assert (there + 1).sum().item() == 6 and there.device == device \
+and (there * torch.tensor(2.0)).cpu().tolist() == [2, 2, 2]
+    calls = lambda: there + here, lambda: there @ here, lambda: here.mul_(there), \
+lambda: torch.where(there > 0, there, here)
     for call in calls:
         try:
             call()

@@ -454,7 +454,7 @@ def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):
         "rl.max_len=256",
         "dtype=bfloat16",
     ]
-    with pytest.raises(RunError, match="dtype=bfloat16 applies to gathered weights.*--set dtype=float32"):
+    with pytest.raises(RunError, match="dtype=bfloat16 needs more than one rank.*--set dtype=float32"):
         full.run(catalog.find("dr-grpo"), tmp_path / "run", {}, one, False, 1, "gloo")
 
 

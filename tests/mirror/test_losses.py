@@ -136,7 +136,7 @@ def test_replay_statistics(layout, seed, rows, size, holes):
     found = play(layout, calls.replay_statistics, logp, behavior, mask, ours, theirs)
     flat = [[layer.flatten(0, 1) for layer in layers] for layers in (ours, theirs)]
     for got, wanted in zip(
-        found, (router_replay.mismatch(logp, behavior, mask), router_replay.differing(*flat)), strict=True
+        found, (router_replay.mismatch(logp, behavior, mask), router_replay.compare_experts(*flat)), strict=True
     ):
         assert got.keys() == wanted.keys()
         for name in wanted:
@@ -147,7 +147,7 @@ def test_replay_statistics(layout, seed, rows, size, holes):
 def test_experts_of_ranks_without_a_token(layout):
     """All tokens are rank 0's; and where nobody has one, that is said everywhere."""
     ours, theirs = ([torch.stack([torch.randperm(6)[:2] for _ in range(7)]) for _ in range(3)] for _ in range(2))
-    assert play(layout, calls.on_the_first, ours, theirs) == router_replay.differing(ours, theirs)
+    assert play(layout, calls.on_the_first, ours, theirs) == router_replay.compare_experts(ours, theirs)
     none = [x[:0] for x in ours]
     with pytest.raises((ValueError, RuntimeError), match="at least one token"):
         play(layout, calls.on_the_first, none, none)

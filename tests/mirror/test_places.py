@@ -12,10 +12,10 @@ from scaled.async_rl.messages import (
     Done,
     Hello,
     Loaded,
+    LoadFailed,
     Published,
     Ready,
     Repair,
-    Stuck,
     Trained,
     Update,
     Work,
@@ -109,11 +109,13 @@ def test_a_group_that_kills_is_dropped_alone(killer, workers, room, staleness):
 def test_a_version_that_cannot_be_loaded_is_asked_for_anew_once_in_a_while():
     r = Reconciler(Rules(1, 1, 9), ["a", "b"], list().append, timeout=5.0)
     r.handle(Hello("a", 0, 1, -1), 0.0)
-    assert r.handle(Stuck("a", 0, 0), 0.0) == []  # nobody is there to ask
+    assert r.handle(LoadFailed("a", 0, 0), 0.0) == []  # nobody is there to ask
     r.handle(Published("trainer", 0, 0), 0.0)
-    assert r.handle(Stuck("a", 0, 0), 1.0) == [("trainer", Repair(0))]
-    assert r.handle(Stuck("a", 0, 0), 3.0) == [] and r.handle(Stuck("a", 0, 0), 6.0) == [("trainer", Repair(0))]
-    assert r.handle(Stuck("a", 0, 7), 20.0) == []  # not this version
+    assert r.handle(LoadFailed("a", 0, 0), 1.0) == [("trainer", Repair(0))]
+    assert r.handle(LoadFailed("a", 0, 0), 3.0) == [] and r.handle(LoadFailed("a", 0, 0), 6.0) == [
+        ("trainer", Repair(0))
+    ]
+    assert r.handle(LoadFailed("a", 0, 7), 20.0) == []  # not this version
 
 
 def test_a_successor_gets_no_work_before_it_holds_weights():

@@ -82,8 +82,8 @@ def test_bytes_sent(shape, layout):
 def test_parameters_held(layout):
     config = SHAPES["odd"]
     held = play(layout, calls.held, config)
-    assert max(held) == plan(config, Layout(**layout), 4, 16).held or layout["dp"] * layout["cp"] > 1
-    assert max(held) <= plan(config, Layout(**layout), 4, 16).held <= max(held) * 1.25
+    assert max(held) == plan(config, Layout(**layout), 4, 16).parameters_held or layout["dp"] * layout["cp"] > 1
+    assert max(held) <= plan(config, Layout(**layout), 4, 16).parameters_held <= max(held) * 1.25
     assert sum(held) == config.parameters()
 
 
@@ -140,9 +140,9 @@ def test_the_real_network():
     config = Config.qwen3_30b_a3b()
     eight, many = (plan(config, Layout(dp=dp, cp=2, ep=8), rows=dp, length=32_768) for dp in (4, 256))
     assert eight.parameters == 30_532_122_624 and eight.active == 3_353_032_704
-    assert eight.held == pytest.approx(eight.parameters / 8, rel=1e-3)
-    assert many.held < eight.held / 60
-    assert eight.weights + eight.gradients + eight.moments == eight.held * 16
+    assert eight.parameters_held == pytest.approx(eight.parameters / 8, rel=1e-3)
+    assert many.parameters_held < eight.parameters_held / 60
+    assert eight.weights + eight.gradients + eight.moments == eight.parameters_held * 16
     # 6 · (active, embedding left out) · tokens and attention's share, which at 32k is more than half of it again.
     linear = 6 * (3_353_032_704 - 151_936 * 2048) * 16_384
     assert 1.5 * linear < eight.flops < 4 * linear

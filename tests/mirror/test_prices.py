@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = tomllib.loads((ROOT / "examples" / "qwen3-30b-a3b.toml").read_text())
 EXAMPLE.pop("study")  # of `cpt-rl`; the command leaves it out, too
 QWEN, H200 = Config.qwen3_30b_a3b(), HARDWARE["h200"]
-TALK = prices.Conversations(tokens=100.0, longest=50.0, counted=1, measured=False)
+TALK = prices.Conversations(tokens=100.0, longest=50.0, demonstrations=1, has_tokenizer=False)
 
 
 def of(gpus: int, *sets: str, network: Config = QWEN) -> dict[str, prices.Price]:
@@ -129,7 +129,7 @@ def test_what_cannot_be_split_is_one_line(gpus, sets, why):
 def test_conversations_are_counted_in_the_networks_tokens(tiny_run, tmp_path):
     c = settings("recipe", "nccl", EXAMPLE)
     found, guessed = prices.conversations(c, tiny_run / "data", 20), prices.conversations(c, tmp_path, 20)
-    assert found.measured and not guessed.measured and found.counted == guessed.counted == 20
+    assert found.has_tokenizer and not guessed.has_tokenizer and found.demonstrations == guessed.demonstrations == 20
     language, lengths = Language(prices.cpt.load_tokenizer(tiny_run / "data" / "tokenizer.json")), []
     chains = prices.lessons(c.small, language, prices.context(language, c.small), c.sft.noise, c.context.memory)
     for _, lesson in zip(range(20), chains):
@@ -153,7 +153,7 @@ def test_from_the_command_line(tiny_run, tmp_path, ask):
     }
     for words, why in (
         (["--checkpoint", start], "--checkpoint needs --recipe"),
-        (["--recipe", recipe, "--rows", 2], "--rows is for one step"),
+        (["--recipe", recipe, "--rows", 2], "--rows applies to one step only"),
         (["--recipe", recipe, "--model", "tiny", "--checkpoint", start], "leave one of them out"),
         (["--recipe", tmp_path / "none.toml"], "none.toml"),
         (["--recipe", recipe, "--hardware", "abacus"], "unknown hardware 'abacus'"),

@@ -211,8 +211,10 @@ def test_the_full_recipe_from_smollm2(tmp_path, ask, here):
     """Every stage, a few steps each: 135 million weights, a tokenizer and a chat of somebody else's."""
     start, out = packages.folder_of("smollm2-135m", os.environ.get("ETUDE_MODELS") or tmp_path), tmp_path / "out"
     few = (
-        "training.tokens=2048", "training.long_tokens=2048", "training.long_length=256", "mtp.tokens=1024", "mtp.layers.intermediate_size=256",
-        "sft.demonstrations=8", "sft.epochs=1", "rl.steps=1", "rl.prompts=2", "rl.max_len=160", "context.trigger=150", "evaluation.tasks=2",
+        "training.tokens=2048", "training.long_tokens=2048", "training.long_length=256",
+        "mtp.tokens=1024", "mtp.layers.intermediate_size=256",
+        "sft.demonstrations=8", "sft.epochs=1", "rl.steps=1", "rl.prompts=2", "rl.max_len=160",
+        "context.trigger=150", "evaluation.tasks=2",
         "cluster.ep=1", "cluster.rl_cp=2", "cluster.timeout=900",
     )  # fmt: skip
     code, said, error = ask(*words(out, start, *(word for one in few for word in ("--set", one))))

@@ -20,12 +20,12 @@ from scaled.async_rl.messages import (
     Forget,
     Hello,
     Loaded,
+    LoadFailed,
     Published,
     Ready,
     Refused,
     Repair,
     Stop,
-    Stuck,
     Trained,
     Update,
     Work,
@@ -244,7 +244,7 @@ class Town:
             client.later(self.rng.random(), client.connect)
         elif kind == "stuck":
             client = self.clients[self.rng.choice(self.names)]
-            client.later(0.0, lambda: client.say(Stuck(client.name, client.epoch, self.published)))
+            client.later(0.0, lambda: client.say(LoadFailed(client.name, client.epoch, self.published)))
         elif kind == "all workers":
             for name in [*self.names, *self.spares]:
                 self.kill(self.clients[name])
@@ -316,7 +316,7 @@ def test_a_zombie_is_refused_and_its_groups_are_played_by_others():
     sent = r.tick(6.0)
     assert sent == [("b", Work((0, 1, 2, 3)))]
     ((name, refused),) = r.handle(Done("a", 0, 0, 0, "k", "d"), 6.0)
-    assert isinstance(refused, Refused) and name == "a" and "epoch 0 of a is over" in refused.why
+    assert isinstance(refused, Refused) and name == "a" and "epoch 0 of a is over" in refused.reason
     assert [line["kind"] for line in lines] == ["start"] * 4  # nothing was lost, and nothing started twice
     assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == [] and r.life.state[0] == "ready"
     assert r.handle(Done("b", 0, 0, 0, "k", "d"), 6.0) == []  # said twice
@@ -331,7 +331,7 @@ def test_a_step_that_was_saved_but_not_told_is_noted():
     again = Reconciler(Rules(1, 0, 3), ["a"], lines.append, list(lines))
     assert again.handle(Ready("trainer", 1, 1, (0,)), 0.0) == [] and again.life.version == 1
     ((_, refused),) = again.handle(Ready("trainer", 1, 5, (0,)), 0.0)
-    assert isinstance(refused, Refused) and "the journal has 1 steps, the trainer 5" in refused.why
+    assert isinstance(refused, Refused) and "the journal has 1 steps, the trainer 5" in refused.reason
     assert again.handle(Trained("trainer", 1, 0, (0,)), 0.0) == []  # said late
 
 
@@ -499,13 +499,13 @@ def test_a_version_that_cannot_be_loaded_is_published_anew_once_in_a_while():
     r = Reconciler(Rules(1, 2, 4), ["a", "b"], list().append, timeout=5.0)
     r.handle(Hello("a", 0, 1, -1), 0.0)
     r.handle(Hello("b", 0, 1, -1), 0.0)
-    assert r.handle(Stuck("a", 0, 0), 0.0) == []  # nobody can be asked
+    assert r.handle(LoadFailed("a", 0, 0), 0.0) == []  # nobody can be asked
     r.handle(Published("trainer", 0, 0), 0.0)
     r.handle(Published("trainer", 0, 1), 0.5)
-    assert r.handle(Stuck("a", 0, 0), 1.0) == []  # a newer one is there
-    assert r.handle(Stuck("a", 0, 1), 1.0) == [("trainer", Repair(1))]
-    assert r.handle(Stuck("b", 0, 1), 2.0) == [] == r.handle(Stuck("a", 0, 1), 5.9)
-    assert r.handle(Stuck("b", 0, 1), 6.0) == [("trainer", Repair(1))]
+    assert r.handle(LoadFailed("a", 0, 0), 1.0) == []  # a newer one is there
+    assert r.handle(LoadFailed("a", 0, 1), 1.0) == [("trainer", Repair(1))]
+    assert r.handle(LoadFailed("b", 0, 1), 2.0) == [] == r.handle(LoadFailed("a", 0, 1), 5.9)
+    assert r.handle(LoadFailed("b", 0, 1), 6.0) == [("trainer", Repair(1))]
 
 
 def test_a_group_that_another_worker_has_taken_over_is_that_one_s():

@@ -51,7 +51,10 @@ def test_a_step(layout, seed, replay, beta, longest, micro, length, temperature)
     chains = [Chain([segment(g, mine) for _ in range(1 + n % longest)], finished=True) for n in range(G * N)]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
     small = dataclasses.replace(
-        SMALL, replay=replay, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), temperature=temperature
+        SMALL,
+        replay=replay,
+        payment=rl.RewardCoefficients(effort_price=0.0, invalid_call=0.0, kl=beta),
+        temperature=temperature,
     )
     c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"], micro_rows=micro, length=length)
     figures, grads, asked, arrived = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards)
@@ -130,7 +133,9 @@ def test_environments_that_fail(layout, seed, lost, longest, beta):
     told = [[hints(g, s) for s in chain.segments] for chain in chains]
     rewards = torch.randn(G * N, generator=g, dtype=torch.float64)
     small = dataclasses.replace(
-        SMALL, payment=rl.Payment(effort_price=0.0, invalid_call=0.0, kl=beta), feedback=rl.Feedback(1.7, "reverse")
+        SMALL,
+        payment=rl.RewardCoefficients(effort_price=0.0, invalid_call=0.0, kl=beta),
+        feedback=rl.Feedback(1.7, "reverse"),
     )
     c = dataclasses.replace(ASKED, rl=small, cp=layout["cp"], ep=layout["ep"])
     figures, grads, *_ = play(layout, calls.rl_step, c, CONFIG, state, before, chains, rewards, told, lost)
@@ -211,7 +216,10 @@ def test_engines_that_differ_are_no_drift():
     ]
     for layout in (dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)):
         c = dataclasses.replace(
-            ASKED, cp=layout["cp"], ep=layout["ep"], rl=dataclasses.replace(SMALL, payment=rl.Payment(kl=0.3))
+            ASKED,
+            cp=layout["cp"],
+            ep=layout["ep"],
+            rl=dataclasses.replace(SMALL, payment=rl.RewardCoefficients(kl=0.3)),
         )
         figures = play(layout, calls.rl_step, c, CONFIG, state, state, chains, rewards)[0]
         assert figures["drift"] == 0
@@ -270,7 +278,7 @@ def test_settings_that_cannot_be():
     for wrong, name in (
         (dict(rollouts=1), "rollouts"),
         (dict(replay_alpha=1.5), "replay_alpha"),
-        (dict(payment=rl.Payment(kl=-1.0)), "payment.kl"),
+        (dict(payment=rl.RewardCoefficients(kl=-1.0)), "payment.kl"),
         (dict(temperature=0.0), "temperature"),
         (dict(warmup=-1), "warmup"),
         (dict(lr=float("nan")), "lr"),

@@ -127,7 +127,7 @@ def test_who_hangs_outside_of_the_steps_is_named_too(where, tiny_run, tmp_path):
 
 
 def test_ranks_wait_for_rank_0_to_decode_as_long_as_it_goes_on(tmp_path):
-    c = replace(chain.Whole(), cluster=chain.Cluster(timeout=1))
+    c = replace(chain.FullRecipe(), cluster=chain.Cluster(timeout=1))
     with pytest.raises(RunError, match="no progress in 1 s: rank 0 hangs in the stage decode"):
         chain.decode(None, tmp_path, c)
     sign, done = tmp_path / "work" / "decode" / "beat", tmp_path / "stages" / "decode.json"

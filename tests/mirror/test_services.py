@@ -16,7 +16,7 @@ from ref import weight_sync
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
 from scaled.async_rl import services, worker
-from scaled.async_rl.beside import Beside
+from scaled.async_rl.background import BackgroundThread
 from scaled.async_rl.messages import Done
 from scaled.async_rl.records import oldest, pack, unpack
 
@@ -172,7 +172,7 @@ def test_pauses_grow_to_ten_seconds():
 
 def test_a_store_that_comes_back_is_asked_until_it_answers(clock, log, tmp_path):
     call, made = failing(3, ConnectionError("no route"))
-    assert services.insist(call, "reading groups", log, 60.0) == "there" and len(made) == 4
+    assert services.retry_store_call(call, "reading groups", log, 60.0) == "there" and len(made) == 4
     assert clock.pauses == [0.2, 0.4, 0.8]
     (line, *more) = facts(tmp_path, "waits for the store")
     assert len(more) == 2 and (line["doing"], line["why"], line["epoch"]) == ("reading groups", "no route", 3)
@@ -191,7 +191,7 @@ def test_a_store_that_comes_back_is_asked_until_it_answers(clock, log, tmp_path)
 def test_what_waiting_does_not_mend_ends_the_run(clock, log, error, raised, most):
     call, made = failing(10**6, error)
     with pytest.raises(raised) as found:
-        services.insist(call, "publishing", log, 30.0)
+        services.retry_store_call(call, "publishing", log, 30.0)
     assert len(made) <= most and "\n" not in str(found.value) and sum(clock.pauses) <= 45
     if most > 1:
         assert (
@@ -201,22 +201,22 @@ def test_what_waiting_does_not_mend_ends_the_run(clock, log, error, raised, most
 
 def test_tries_of_a_worker(clock):
     """Its patience begins with the first failure in a row, and success begins anew."""
-    tries = worker.Tries("loading", 10.0)
-    assert tries.now
+    tries = worker.RetryPolicy("loading", 10.0)
+    assert tries.is_due
     for _ in range(3):
-        tries.failed(OSError("down"))
-        assert not tries.now
+        tries.record_failure(OSError("down"))
+        assert not tries.is_due
         clock.now = tries.next
-        assert tries.now
-    tries.worked()
+        assert tries.is_due
+    tries.record_success()
     clock.now += 100.0
-    tries.failed(weight_sync.SyncError("gone"))  # the first of a new row
+    tries.record_failure(weight_sync.SyncError("gone"))  # the first of a new row
     clock.now += 10.5
     with pytest.raises(RunError, match="loading failed for 10 seconds; the last error: down"):
-        tries.failed(OSError("down"))
+        tries.record_failure(OSError("down"))
     for error in (OSError(errno.ENOSPC, "full"), KeyError("x")):
         with pytest.raises(type(error)):
-            worker.Tries("loading", 10.0).failed(error)
+            worker.RetryPolicy("loading", 10.0).record_failure(error)
 
 
 # --------------------------------------------------------------------------------------------- publishing
@@ -229,7 +229,7 @@ def test_a_version_is_visible_once_it_was_published_and_is_repaired_whole(log, t
     publisher.publish(0)
     learner.set(2.0)
     gate = threading.Event()
-    publisher.beside.send(gate.wait)  # the background thread is busy until the next step has changed the weights
+    publisher.background.send(gate.wait)  # the background thread is busy until the next step has changed the weights
     publisher.start(1, lambda: seen.append(publisher.visible))
     learner.set(3.0)  # the next step goes on with the same tensors
     gate.set()
@@ -346,15 +346,19 @@ def go_on(weights):
 def test_a_version_that_cannot_be_built_is_tried_again_later_and_from_the_store(clock):
     weights = worker.Weights(follows := Follows(), 60.0)
     assert go_on(weights) is False and not follows.asked  # nothing is wanted
-    weights.wanted = 3
+    weights.wanted_version = 3
     assert go_on(weights) is False  # it is begun
     assert "gone" in str(go_on(weights)) and (weights.errand, follows.forgot) == (None, 1)
     for _ in range(3):
         assert go_on(weights) is False and weights.errand is None  # not yet
-    clock.now, follows.up, weights.wanted = weights.tries.next, True, 4
+    clock.now, follows.up, weights.wanted_version = weights.tries.next, True, 4
     assert go_on(weights) is False and go_on(weights) is True and follows.asked == [3, 4]
     found = weights.swap()
-    assert found["version"] == weights.serves == 4 and weights.errand is None and {"fetch_s", "pause_s"} < found.keys()
+    assert (
+        found["version"] == weights.served_version == 4
+        and weights.errand is None
+        and {"fetch_s", "pause_s"} < found.keys()
+    )
     assert go_on(weights) is False and weights.errand is None and follows.asked == [3, 4]
 
 
@@ -362,7 +366,7 @@ def test_a_version_that_cannot_be_built_is_tried_again_later_and_from_the_store(
 
 
 def test_errands_are_done_in_their_order_by_one_thread_and_an_error_is_kept():
-    beside, order, threads = Beside(), [], set()
+    beside, order, threads = BackgroundThread(), [], set()
 
     def call(number):
         threads.add(threading.current_thread())  # not its number, which the next thread may have

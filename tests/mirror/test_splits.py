@@ -93,7 +93,7 @@ def test_nothing_is_faster_than_the_bound(groups, rollouts, turns, staleness, tr
     """Tools that take one time, rollouts that sample a token a turn; engines whose tokens take longer the more rollouts
     decode."""
     work = Work(groups, rollouts, turns, 1, 0, 1, tool_s, 0.0, (staleness,), 0.0, 0.0)
-    groups = min(groups, splits.PLAYED[0])
+    groups = min(groups, splits.SIMULATED_SIZE[0])
     work = replace(work, groups=groups)
     sampler = Engines(1, 1, slots, lambda rows: 0.2 + 0.01 * rows)
     rate, out = splits.play(train_s, sampler, staleness, work)
@@ -110,7 +110,7 @@ def test_an_engine_decodes_as_the_recipes_plan_says():
     token is a forward pass."""
     work = Work(tool_tokens=0, prompt_tokens=1, turns=20)
     engine = splits.engines(QWEN, H200, work)
-    talk = prices.Conversations(tokens=work.tokens, longest=1.0, counted=1, measured=False)
+    talk = prices.Conversations(tokens=work.tokens, longest=1.0, demonstrations=1, has_tokenizer=False)
     for rows in (1, 7, 40):
         assert engine.token_s(rows) == pytest.approx(prices.decoding(QWEN, rows, 2, H200, talk), rel=2e-3)
     more = replace(work, tool_tokens=600)
@@ -137,7 +137,7 @@ def test_an_engine_takes_as_many_gpus_as_its_weights_need():
 
 def test_a_step_of_the_trainer_is_that_of_the_plan():
     work = Work()
-    (one,) = planning.plans("qwen3_30b_a3b", [64], 2, 8, 32_768, 1, "h200")
+    (one,) = planning.plan_steps("qwen3_30b_a3b", [64], 2, 8, 32_768, 1, "h200")
     rows = math.ceil(64 * 16 * work.tokens / 0.95 / 32_768)
     found = splits.trainer("qwen3_30b_a3b", 64, 2, 8, 32_768, "h200", work)
     assert (
@@ -159,14 +159,23 @@ FEW = Work(groups=64, rollouts=4, turns=2, tool_s=0.5, staleness=(4, 1, 2))
 
 @pytest.fixture(scope="module")
 def found():
-    return splits.splits("qwen3_30b_a3b", [32, 16], 2, 8, 32_768, "h200", FEW)
+    return splits.find_splits("qwen3_30b_a3b", [32, 16], 2, 8, 32_768, "h200", FEW)
 
 
 def test_the_table_is_in_order_and_its_gpus_add_up(found):
     assert [(one.gpus, one.staleness) for one in found] == [(16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4)]
     for one in found:
-        assert one.sampler + one.trainer == one.gpus and one.engines == one.sampler and one.kept <= one.staleness
-        assert 0 <= one.trainer_idle <= 1 and 0 < one.sampler_used and 0 <= one.dropped < 1 and one.mean_age <= one.kept
+        assert (
+            one.sampler + one.trainer == one.gpus
+            and one.engines == one.sampler
+            and one.effective_staleness <= one.staleness
+        )
+        assert (
+            0 <= one.trainer_idle <= 1
+            and 0 < one.sampler_used
+            and 0 <= one.dropped < 1
+            and one.mean_age <= one.effective_staleness
+        )
         assert one.dollars == pytest.approx(one.gpus * 3.5 / one.steps_per_hour)
     for before, one in zip(found, found[1:]):
         if before.gpus == one.gpus:

@@ -55,10 +55,10 @@ class Silent:
         return False
 
 
-def settings_of(detach: bool, micro_rows: int = 4) -> chain.Whole:
+def settings_of(detach: bool, micro_rows: int = 4) -> chain.FullRecipe:
     """Float64, which the dataclass does not check; schedules that differ from step to step."""
     return replace(
-        chain.Whole.rehearsal(),
+        chain.FullRecipe.rehearsal(),
         training=Training(dtype="float64", muon_lr=0.01),  # type: ignore[arg-type]
         mtp=Mtp(layers=MTPConfig(depth=2, intermediate_size=12), weight=0.7, detach_trunk=detach, muon_lr=0.03),
         sft=Sft(muon_lr=0.004, adamw_lr=2e-3),

@@ -319,7 +319,7 @@ def test_an_optimiser_that_goes_on_has_its_count_where_its_weights_are():
     """The fused AdamW asks for it there."""
     model = torch.nn.Linear(2, 3, device="meta")
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.begun(
+    checkpoint.create_optimizer_state(
         model,
         [optimizer],
         [f"optimizer.model.{name}.{key}" for name in ("weight", "bias") for key in ("step", "exp_avg")],

@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ref.monitor import statistics
-from ref.rl import Settings, Watch
+from ref.rl import MonitorSettings, Settings
 from ref.rollout import Rollout
 from ref.self_summary import Chain
 from scaled.rl import Rl
@@ -21,7 +21,7 @@ from tests.mirror import watch_parts
 from tests.mirror.layouts import close, layouts, play, seeds
 from tests.mirror.watch_parts import LONGEST, recorded
 
-EAGER = Watch(learn=4, tolerance=0.01, error=0.5)
+EAGER = MonitorSettings(learn=4, tolerance=0.01, error=0.5)
 
 
 def run_of(seed: int, steps: int, rollouts: int) -> list:
@@ -32,7 +32,7 @@ def run_of(seed: int, steps: int, rollouts: int) -> list:
     ]
 
 
-def small(records: list, prompts: int, watch: Watch) -> tuple[list, list, list]:
+def small(records: list, prompts: int, watch: MonitorSettings) -> tuple[list, list, list]:
     """What the small recipe's monitor logs and says of the same rollouts, and its alarms."""
     monitor, logged, lines = Watching.recipe(watch, LONGEST), [], []
     for step in records:
@@ -88,7 +88,9 @@ def test_watching_changes_no_bit(tmp_path_factory, layout, seed):
     c = dataclasses.replace(Rl.rehearsal(), rl=few, length=LENGTH, heldout=0, cp=layout["cp"], ep=layout["ep"])
     records = [one for step in run_of(seed % 1000, 3, G * N) for one in step]
     how = (c, CONFIG, state, chains, rewards, records)
-    figures, weights = play(layout, watch_parts.trained, *how, Watch(learn=1), tmp_path_factory.mktemp("watched"))
+    figures, weights = play(
+        layout, watch_parts.trained, *how, MonitorSettings(learn=1), tmp_path_factory.mktemp("watched")
+    )
     plain, others = play(layout, watch_parts.trained, *how, None, tmp_path_factory.mktemp("plain"))
     assert all(torch.equal(x, others[name]) for name, x in weights.items()) and not all(
         torch.equal(x, state[name]) for name, x in weights.items()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaled.async_rl.wire import MOST, Hub, Line, Lost, meeting_place, meeting_port
+from scaled.async_rl.wire import MAX_FRAME_BYTES, ConnectionLost, Hub, Line, meeting_place, meeting_port
 
 
 def of_this_machine():
@@ -28,7 +28,7 @@ def listening(hub):
 
     def listen():
         while not over.is_set():
-            found.extend(hub.heard(0.01))
+            found.extend(hub.receive(0.01))
 
     thread = threading.Thread(target=listen)
     thread.start()
@@ -53,7 +53,7 @@ def framed(*frames):
 def hear(hub, number):
     found = []
     for _ in range(500):
-        found += hub.heard(0.02)
+        found += hub.receive(0.02)
         if len(found) >= number:
             return found
     raise AssertionError(f"{len(found)} of {number} frames came")
@@ -77,7 +77,7 @@ def test_frames_come_whole_and_in_order_both_ways(place, frames):
         speaker.join()
         assert [data for _, data in found] == frames
         found[0][0].say(b"back")
-        assert line.heard(5.0) == [b"back"]
+        assert line.receive(5.0) == [b"back"]
         line.say(b"last")
         line.close()
         assert [data for _, data in hear(hub, 2)] == [b"last", None]
@@ -92,7 +92,7 @@ def test_a_frame_that_comes_in_pieces(place):
         line, data = connect(hub, at), bytes(range(256)) * 40
         whole = framed(data, b"next")
         for first, last in zip((0, 3, 4, 5000), (3, 4, 5000, len(whole))):
-            assert not [frame for _, frame in hub.heard(0.05)]
+            assert not [frame for _, frame in hub.receive(0.05)]
             line.peer.sendall(whole[first:last])
         assert [frame for _, frame in hear(hub, 2)] == [data, b"next"]
         line.close()
@@ -104,12 +104,12 @@ def test_a_hub_that_dies_and_comes_back(place):
     with place() as at:
         hub = Hub(at)
         line = connect(hub, at)
-        assert hub.heard(0.05) == []
+        assert hub.receive(0.05) == []
         hub.close()
-        with pytest.raises(Lost):
+        with pytest.raises(ConnectionLost):
             while True:
-                line.heard(1.0)
-        with pytest.raises(Lost):
+                line.receive(1.0)
+        with pytest.raises(ConnectionLost):
             for _ in range(100):
                 line.say(b"x" * 1000)
         again = Hub(at)
@@ -134,7 +134,7 @@ def test_a_path_is_this_user_s_alone():
 
 @PLACES
 def test_nobody_listens(place):
-    with place() as at, pytest.raises(Lost, match="nobody listens"):
+    with place() as at, pytest.raises(ConnectionLost, match="nobody listens"):
         Line.to(at, 0.05)
 
 
@@ -144,7 +144,7 @@ def test_who_does_not_know_the_token_is_not_heard():
         hub = Hub(at)
         good = connect(hub, at)
         for token in (b"0" * len(at.token), at.token[:-1], at.token + b"0", b""):
-            with listening(hub) as found, pytest.raises(Lost, match="nobody listens"):
+            with listening(hub) as found, pytest.raises(ConnectionLost, match="nobody listens"):
                 Line.to(dataclasses.replace(at, token=token), 0.0)
             assert found == []
         stranger = socket.create_connection((at.host, at.number))
@@ -194,7 +194,7 @@ def test_who_listens_without_the_welcome_is_no_hub():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(Lost, match="it has no welcome"):
+        with pytest.raises(ConnectionLost, match="it has no welcome"):
             Line.to(dataclasses.replace(at, number=other.getsockname()[1]), 0.0)
         thread.join()
         assert heard == [framed(at.token)]
@@ -216,6 +216,6 @@ def test_what_is_no_frame_ends_the_line_and_only_that():
         good.say(b"fine")
         assert [data for _, data in hear(hub, 1)] == [b"fine"]
         with pytest.raises(ValueError, match="a frame may have"):
-            good.say(bytes(MOST + 1))
+            good.say(bytes(MAX_FRAME_BYTES + 1))
         bad.close()
         hub.close()

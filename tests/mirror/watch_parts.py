@@ -12,7 +12,7 @@ import torch.distributed as dist
 from kit.disk import read_lines
 from ref.engine.sampler import Sampler
 from ref.network import fast as ref_model
-from ref.rl import Watch
+from ref.rl import MonitorSettings
 from ref.rollout import Rollout
 from ref.self_summary import Chain
 from ref.transcript import Call, Transcript, Turn
@@ -40,7 +40,7 @@ def recorded(seed: int, breaking: float) -> Transcript:
     return Transcript(tuple(Turn("assistant", calls=(call,)) for call in calls), tokens=draw.randint(1, 2 * LONGEST))
 
 
-def watcher_of(watch: Watch, said: list[str]) -> Watcher:
+def watcher_of(watch: MonitorSettings, said: list[str]) -> Watcher:
     return Watcher(Watching.recipe(watch, LONGEST).step, TOOLS, LONGEST, said.append)
 
 
@@ -58,7 +58,7 @@ class Recorded(Script):
         return [replace(one, transcript=self.records[step * N + n]) for one, n in mine]
 
 
-def trained(settings, config, state, chains, rewards, records, watch: Watch | None, folder: Path):
+def trained(settings, config, state, chains, rewards, records, watch: MonitorSettings | None, folder: Path):
     """Some steps of RL on conversations that are given: their metrics, and the weights after them."""
     model, sampler = given(config, state), Sampler(ref_model.Transformer(config), torch.float64)
     script, figures, said = Recorded(chains, rewards, records), [], []
@@ -70,7 +70,7 @@ def trained(settings, config, state, chains, rewards, records, watch: Watch | No
         )
         optimizer.step()
         optimizer.zero_grad()
-        sharding.rest(model)
+        sharding.reshard(model)
         figures.append(found)
     return figures, {name: x.clone() for name, x in sharding.wholes(model)}
 
@@ -78,7 +78,7 @@ def trained(settings, config, state, chains, rewards, records, watch: Watch | No
 def looked(
     records: list[list[Transcript]],
     prompts: int,
-    watch: Watch,
+    watch: MonitorSettings,
     folder: Path,
     restarts: tuple[tuple[int, int], ...] = (),
 ):

@@ -223,7 +223,7 @@ def test_laws_of_the_virtual_clock(mode, seed, groups, staleness, steps, workers
     assert out.steps == sorted(out.steps) and out.seconds == pytest.approx(out.steps[-1])
     assert 0 <= out.trainer_idle <= 1 and 0 <= out.sampler_idle <= 1
     for who in ("trainer", *(f"worker {n}" for n in range(workers))):
-        mine = [span for span in out.spans if span.who == who]
+        mine = [span for span in out.spans if span.service == who]
         assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(mine)) and all(
             span.start < span.end for span in mine
         )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref.behaviour import MOST, Behaviour, Demo, Prices, behaviour, demo, group_parts, measures, rewarded
+from ref.behaviour import MEASURE_CAPS, Behaviour, Demo, Prices, behaviour, compute_reward, demo, group_parts, measures
 from ref.dr_grpo import group_advantages
 from ref.length_penalty import length_penalty
 from ref.transcript import Call, Todo, Transcript, Turn, claims_tests_pass, comment_share, suite_state
@@ -62,7 +62,7 @@ def test_by_hand():
     }
     assert priced.parts == pytest.approx(want | {"comments": -0.2, "sequential": -0.06}, abs=1e-15)
     assert priced.total == pytest.approx(-0.495)
-    assert rewarded(1.0, 0.1, priced) == pytest.approx(0.405)
+    assert compute_reward(1.0, 0.1, priced) == pytest.approx(0.405)
 
 
 def test_a_broken_call_is_no_failed_one_too():
@@ -86,7 +86,7 @@ def test_caps_by_hand():
         and found["todos"] == pytest.approx(-0.1)
     )
     assert found["lints"] == pytest.approx(-0.05) and found["diff"] == pytest.approx(-0.05)
-    assert Prices().most == pytest.approx(0.1 + 0.15 + 0 + 0.1 + 0.2 + 0.05 + 0.05 + 0.1 + 0.02)
+    assert Prices().max_penalty == pytest.approx(0.1 + 0.15 + 0 + 0.1 + 0.2 + 0.05 + 0.05 + 0.1 + 0.02)
 
 
 ROUNDS = {
@@ -246,10 +246,10 @@ tables = st.builds(Prices, *[st.floats(0, 1)] * len(PRICES), free_comments=st.fl
 @settings(max_examples=150)
 def test_parts_are_bounded_and_add_up(one, prices):
     found = behaviour(one, prices)
-    assert list(found.parts) == PRICES == list(MOST)
+    assert list(found.parts) == PRICES == list(MEASURE_CAPS)
     for name, part in found.parts.items():
-        assert -getattr(prices, name) * MOST[name] <= part <= 0
-    assert -prices.most - 1e-12 <= found.total <= 0 and found.total == pytest.approx(sum(found.parts.values()))
+        assert -getattr(prices, name) * MEASURE_CAPS[name] <= part <= 0
+    assert -prices.max_penalty - 1e-12 <= found.total <= 0 and found.total == pytest.approx(sum(found.parts.values()))
     shares = measures(one, prices.free_comments)
     assert all(0 <= shares[name] <= 1 for name in ("silent", "untrue", "comments", "sequential"))
 
@@ -265,7 +265,7 @@ def test_a_price_of_zero_changes_nothing_and_a_higher_one_never_pays(one, prices
     assert (
         behaviour(one, Prices.free()).total == 0
         and Prices.free() == Prices(*[0.0] * len(PRICES))
-        and Prices.free().most == 0
+        and Prices.free().max_penalty == 0
     )
 
 
@@ -279,7 +279,7 @@ def test_every_count_is_monotone(one, prices):
         assert after == before + 1
         parts = behaviour(one, prices).parts[name], behaviour(other, prices).parts[name]
         assert parts[1] <= parts[0]
-        if after <= MOST[name]:
+        if after <= MEASURE_CAPS[name]:
             assert parts[0] - parts[1] == pytest.approx(getattr(prices, name), abs=1e-12)
 
     more("todos", replace(one, todos=(*one.todos, Todo("y", "open"))))
@@ -322,7 +322,7 @@ def test_the_advantage_is_the_sum_of_its_parts(ones, prices, outcomes):
     effort = [
         0.01 * float(length_penalty(torch.tensor([float(one.tokens)], dtype=torch.float64), 0.01, 0.5)) for one in ones
     ]
-    rewards = [rewarded(outcome, cost, found) for outcome, cost, found in zip(outcomes, effort, group)]
+    rewards = [compute_reward(outcome, cost, found) for outcome, cost, found in zip(outcomes, effort, group)]
     whole = group_advantages(torch.tensor([rewards], dtype=torch.float64))[0]
     rest = group_advantages(torch.tensor([[o - c for o, c in zip(outcomes, effort)]], dtype=torch.float64))[0]
     for n in range(len(ones)):
@@ -357,7 +357,7 @@ def test_what_is_refused():
         group_parts([Behaviour({"a": 0.0}), Behaviour({"b": 0.0})])
     for outcome, cost in ((math.nan, 0.0), (1.0, -0.1), (1.0, math.inf)):
         with pytest.raises(ValueError, match="outcome must be finite and effort_cost finite and at least 0"):
-            rewarded(outcome, cost, Behaviour({}))
+            compute_reward(outcome, cost, Behaviour({}))
     for tests in ((2, 1), (-1, 1)):
         with pytest.raises(ValueError, match="no more passed than run"):
             Call("test", tests=tests)

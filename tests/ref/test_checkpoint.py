@@ -182,7 +182,7 @@ def test_a_folder_in_a_file_s_place_is_not_touched(tmp_path, model, name):
     (path / name / "mine").touch()
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match="is a folder.*move it away"):
-        save_hf(model, path, beside={"README.md": b"card"})
+        save_hf(model, path, sidecar_files={"README.md": b"card"})
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -204,12 +204,12 @@ def test_a_file_or_link_in_a_folder_s_place_is_not_touched(tmp_path, model, name
 
 def test_files_beside_the_weights_come_and_stay_with_them(tmp_path, model, monkeypatch):
     path = tmp_path / "m"
-    save_hf(model, path, beside={"README.md": b"one", "tokenizer.json": b"{}"})
+    save_hf(model, path, sidecar_files={"README.md": b"one", "tokenizer.json": b"{}"})
     with monkeypatch.context() as patch:  # the files come along by hard links: the old ones must not be written into
         patch.setattr(checkpoint, "replace", lambda *_: None)
-        save_hf(model, path, beside={"README.md": b"two"})
+        save_hf(model, path, sidecar_files={"README.md": b"two"})
     assert (path / "README.md").read_bytes() == b"one"
-    save_hf(model, path, beside={"README.md": b"two"})
+    save_hf(model, path, sidecar_files={"README.md": b"two"})
     assert (path / "README.md").read_bytes() == b"two" and (path / "tokenizer.json").read_bytes() == b"{}"
 
 

@@ -316,7 +316,7 @@ def test_a_full_seat_that_leaves_is_forgotten():
         slot = engine.add([1], [STOP], draws)
         while not engine.step():
             pass
-        if engine.known[slot] == 3 and engine.turn(slot) is not None:
+        if engine.lengths[slot] == 3 and engine.turn(slot) is not None:
             engine.extend(slot, [2])
             assert engine.full == [slot]
             engine.remove(slot)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ref.network.documents import SPARSE, attend_blocks, attend_documents, blocks, documents
-from ref.network.fast import seen_in
+from ref.network.documents import SPARSE, attend_blocks, attend_documents, find_runs, make_block_mask
+from ref.network.fast import make_document_mask
 from ref.network.model import visible
 
 
@@ -43,7 +43,7 @@ def test_runs_say_what_the_mask_says(seed, rows, length):
     """Each query is in one run, which holds the keys that the mask shows it, and no others."""
     doc = drawn(seed, rows, length)
     where = torch.arange(length) if length % 4 else places(seed, length)
-    found = documents(doc, where)
+    found = find_runs(doc, where)
     wanted = visible(length, 0, doc, doc.device)
     wanted = torch.ones(rows, 1, 1, 1, dtype=torch.bool) if wanted is None else wanted[:, :, where]
     seen = torch.zeros_like(wanted)
@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_the_mask(seed, rows, length, heads):
     k, v = (torch.randn(rows, G, length, d, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
     mask = visible(length, 0, doc, doc.device)
     wanted = explicit(q, k, v, torch.tensor(True) if mask is None else mask[:, :, where])
-    found = attend_documents(q, k, v, documents(doc, where))
+    found = attend_documents(q, k, v, find_runs(doc, where))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     up = torch.randn(wanted.shape, generator=g, dtype=torch.float64)
     for ours, theirs in zip(
@@ -78,7 +78,7 @@ def test_scores_that_overflow_alone_are_joined_without_overflow():
     q = torch.ones(1, 1, 2, 1, dtype=torch.float64)
     k = torch.tensor([500.0, -500.0, 0.0, 0.0, 500.0, -500.0, 0.0, 0.0], dtype=torch.float64).view(1, 1, 8, 1)
     v = torch.arange(8, dtype=torch.float64).view(1, 1, 8, 1)
-    found = attend_documents(q, k, v, documents(torch.zeros(1, 8, dtype=torch.long), torch.tensor([4, 5])))
+    found = attend_documents(q, k, v, find_runs(torch.zeros(1, 8, dtype=torch.long), torch.tensor([4, 5])))
     assert found.flatten().tolist() == pytest.approx([2.0, 2.0])  # the mean of 0 and 4, both with all the weight
 
 
@@ -92,25 +92,25 @@ def test_bfloat16_is_as_close_as_with_a_mask():
     masked = nn.functional.scaled_dot_product_attention(
         *short, visible(128, 0, doc, doc.device)[:, :, where], scale=1.0
     )
-    ours = attend_documents(*short, documents(doc, where))
+    ours = attend_documents(*short, find_runs(doc, where))
     assert (ours - exact).abs().mean() <= 1.1 * (masked - exact).abs().mean()
 
 
 def test_a_document_in_several_pieces_needs_a_mask():
     doc = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0]])
-    assert documents(doc[:1]) is not None and documents(doc) is None
-    assert torch.equal(seen_in(doc), visible(4, 0, doc, doc.device))
-    assert torch.equal(seen_in(doc, torch.tensor([0, 3])), visible(4, 0, doc, doc.device)[:, :, [0, 3]])
+    assert find_runs(doc[:1]) is not None and find_runs(doc) is None
+    assert torch.equal(make_document_mask(doc), visible(4, 0, doc, doc.device))
+    assert torch.equal(make_document_mask(doc, torch.tensor([0, 3])), visible(4, 0, doc, doc.device)[:, :, [0, 3]])
 
 
 def test_what_is_computed_grows_with_the_documents_not_with_the_row():
     """Query-key pairs: Σ n² over documents."""
     for length in (1024, 8192):
         doc = (torch.arange(length) // 256)[None]
-        pairs = sum((r.queries.stop - r.queries.start) * (r.keys.stop - r.keys.start) for r in documents(doc))
+        pairs = sum((r.queries.stop - r.queries.start) * (r.keys.stop - r.keys.start) for r in find_runs(doc))
         assert pairs == length * 256
-    halves = documents(doc, torch.arange(length).view(4, -1)[[0, 3]].flatten())
-    assert len(halves) == len(documents(doc)) // 2
+    halves = find_runs(doc, torch.arange(length).view(4, -1)[[0, 3]].flatten())
+    assert len(halves) == len(find_runs(doc)) // 2
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -119,7 +119,7 @@ def test_the_gpu_s_blocks_hold_all_that_is_seen(seed, rows, length):
     """FlexAttention reads the listed blocks only, and asks the mask only in those that are not whole."""
     doc = drawn(seed, rows, length)
     where = torch.arange(length) if length % 4 else places(seed, length)
-    found = blocks(doc, where)
+    found = make_block_mask(doc, where)
     assert found.seq_lengths == (len(where), length) and found.BLOCK_SIZE == (SPARSE, SPARSE)
     seen = (where[:, None] >= torch.arange(length)) & (doc[:, where, None] == doc[:, None])
     tiles = (
@@ -152,4 +152,4 @@ def test_the_gpu_s_blocks_say_the_same(seed, rows, length):
     k, v = (torch.randn(rows, 2, length, 16, generator=g, dtype=torch.float64) for _ in range(2))
     mask = visible(length, 0, doc, doc.device)
     wanted = explicit(q, k, v, torch.tensor(True) if mask is None else mask[:, :, where])
-    torch.testing.assert_close(attend_blocks(q, k, v, blocks(doc, where)), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend_blocks(q, k, v, make_block_mask(doc, where)), wanted, rtol=0, atol=1e-12)

@@ -217,7 +217,7 @@ def test_groups():
     few = {f"t{n}": {("f.py", 6)} for n in range(2)} | {f"u{n}": {("f.py", 3)} for n in range(4)}
     assert [piece.tests for piece in slices(tree, few)] == []
     assert [len(piece.tests) for piece in slices(tree, few, least=2)] == [2]
-    assert [len(piece.tests) for piece in slices(tree, few, least=2, most=1.0)] == [4, 2]
+    assert [len(piece.tests) for piece in slices(tree, few, least=2, max_share=1.0)] == [4, 2]
     at_import = {**few, "": {("f.py", 6)}}
     assert slices(tree, at_import, least=2) == ()
     several = {"a.py": b"def f(x):\n    return 1\n", "b.py": b"def g(x):\n    return 2\n"}
@@ -229,7 +229,7 @@ def test_groups():
         and piece.tests == ("t0", "t1", "t2")
     )
     for least, most in ((0, 0.5), (3, 0.0), (3, 1.5)):
-        with pytest.raises(ValueError, match="least must be at least 1 and most a share above 0"):
+        with pytest.raises(ValueError, match="least must be at least 1 and max_share a share above 0"):
             slices(tree, few, least, most)
 
 
@@ -446,7 +446,7 @@ def holds(tree: dict[str, bytes], piece: Piece) -> None:
 def test_laws_of_slices(data):
     tree = {"f.py": data.draw(programs())}
     table = data.draw(tables(len(split(tree["f.py"]))))
-    found = slices(tree, table, least=1, most=0.9)
+    found = slices(tree, table, least=1, max_share=0.9)
     for piece in found:
         holds(tree, piece)
         assert compiles(delete(tree, piece)["f.py"]) and 1 <= len(piece.tests) <= 6 and "" not in piece.tests
@@ -459,7 +459,7 @@ def test_laws_of_slices(data):
             assert run and run <= set(piece.tests)
             assert not edit.new or edit.new.rstrip(b"\r\n").endswith(FILLS)
     shuffled = data.draw(st.permutations(list(table)))
-    assert slices(tree, {test: sorted(table[test], reverse=True) for test in shuffled}, least=1, most=0.9) == found
+    assert slices(tree, {test: sorted(table[test], reverse=True) for test in shuffled}, least=1, max_share=0.9) == found
 
 
 def test_a_loop_without_its_body_ends():
@@ -504,7 +504,7 @@ def generators(data: bytes) -> dict[str, set[bool]]:
 @given(st.data())
 def test_a_generator_stays_one(data):
     tree = {"f.py": data.draw(programs())}
-    for piece in slices(tree, data.draw(tables(len(split(tree["f.py"])))), least=1, most=0.9):
+    for piece in slices(tree, data.draw(tables(len(split(tree["f.py"])))), least=1, max_share=0.9):
         after = delete(tree, piece)["f.py"]
         empty = {
             name for name, node in feature_deletion.functions(ast.parse(after)) if isinstance(node.body[-1], ast.Raise)
@@ -535,7 +535,7 @@ def test_files_of_the_standard_library(name):
         f"t{n}": {(name, line + more) for line in draw.choices(range(1, lines), k=12) for more in range(9)}
         for n in range(5)
     }
-    ways = [bodies(tree), symbols(tree), slices(tree, table, least=1, most=0.9)]
+    ways = [bodies(tree), symbols(tree), slices(tree, table, least=1, max_share=0.9)]
     assert ways[0] and (ways[2] or lines < 100)
     for way in ways:
         for piece in draw.sample(way, min(5, len(way))):

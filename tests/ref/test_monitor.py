@@ -424,7 +424,7 @@ HACKS = {
 
 @pytest.mark.parametrize("one, names", HACKS.values(), ids=HACKS)
 def test_signatures_by_hand(one, names):
-    assert {signature.name for signature in SMALL_WORLD if signature.found(one)} == names
+    assert {signature.name for signature in SMALL_WORLD if signature.matches(one)} == names
     assert statistics([one, acted(READ)], TOOLS, 100)["hacks"] == bool(names) / 2
     assert statistics([one], TOOLS, 100, signatures=())["hacks"] == 0
 

@@ -514,10 +514,13 @@ def test_greedy_tokens_are_the_same(trained, prompt, new, depth, stop):
     assert plain.tokens == fast.tokens == wanted
     assert plain.cycles == len(wanted)
     # A cycle gives what it accepted and one token more, unless the last thing accepted was the stop token.
-    assert len(wanted) in (fast.cycles + sum(fast.accepted), fast.cycles + sum(fast.accepted) - (wanted[-1:] == [stop]))
-    assert all(0 <= a <= d for a, d in zip(fast.accepted, fast.drafted, strict=True))
-    assert fast.accepted == sorted(fast.accepted, reverse=True)
-    assert fast.drafted == sorted(fast.drafted, reverse=True) and len(fast.drafted) == depth
+    assert len(wanted) in (
+        fast.cycles + sum(fast.accept_counts),
+        fast.cycles + sum(fast.accept_counts) - (wanted[-1:] == [stop]),
+    )
+    assert all(0 <= a <= d for a, d in zip(fast.accept_counts, fast.draft_counts, strict=True))
+    assert fast.accept_counts == sorted(fast.accept_counts, reverse=True)
+    assert fast.draft_counts == sorted(fast.draft_counts, reverse=True) and len(fast.draft_counts) == depth
     assert fast.cycles <= len(wanted) and all(0 <= share <= 1 for share in fast.acceptance)
 
 
@@ -544,11 +547,11 @@ def test_turns_with_observations_between_them(trained, given_tokens, stop, recal
             assert decoder.generate(stop, max_new=8) == turn
         assert decoder.tokens == context
     total = decoder.total
-    stops = total.cycles + sum(total.accepted) + sum(total.recalled_accepted) - len(total.tokens)
+    stops = total.cycles + sum(total.accept_counts) + sum(total.recalled_accepted) - len(total.tokens)
     assert 0 <= stops <= len(given_tokens)
-    assert all(0 <= a <= d for a, d in zip(total.recalled_accepted, total.recalled, strict=True))
-    assert bool(sum(total.recalled)) == bool(recall)
-    assert total.recalled == [] or recall
+    assert all(0 <= a <= d for a, d in zip(total.recalled_accepted, total.recall_counts, strict=True))
+    assert bool(sum(total.recall_counts)) == bool(recall)
+    assert total.recall_counts == [] or recall
 
 
 def test_drafts_are_those_of_the_training_forward(trained):
@@ -562,16 +565,18 @@ def test_drafts_are_those_of_the_training_forward(trained):
     used.feed([9, 9])
     used.generate(max_new=11)
     total = used.total
-    assert all(0 < a < d for a, d in zip(total.accepted, total.drafted, strict=True)), (
+    assert all(0 < a < d for a, d in zip(total.accept_counts, total.draft_counts, strict=True)), (
         "needs both outcomes at every depth"
     )
-    fresh.feed(used.tokens[: used.seen])
+    fresh.feed(used.tokens[: used.trunk_length])
     with torch.inference_mode():
         fresh.run_trunk([])
-        fresh.seen = used.seen
+        fresh.trunk_length = used.trunk_length
         fresh.guess(3, None)
-    torch.testing.assert_close(used.trunk.kv[:, : used.seen], fresh.trunk.kv[:, : used.seen], rtol=1e-5, atol=1e-5)
-    settled = min(used.settled, used.seen - 3)
+    torch.testing.assert_close(
+        used.trunk.kv[:, : used.trunk_length], fresh.trunk.kv[:, : used.trunk_length], rtol=1e-5, atol=1e-5
+    )
+    settled = min(used.settled, used.trunk_length - 3)
     assert settled > 30
     torch.testing.assert_close(used.drafter.kv[:, :settled], fresh.drafter.kv[:, :settled], rtol=1e-5, atol=1e-5)
     # And its next guesses are those of the layers as they are trained.
@@ -631,8 +636,8 @@ def test_sampled_tokens_follow_the_model(way):
         decoder.reset()
         decoder.feed(prompt)
         seen[tuple(decoder.generate(max_new=3))] += 1
-        offered += sum(decoder.total.drafted + decoder.total.recalled)
-        stood += sum(decoder.total.accepted + decoder.total.recalled_accepted)
+        offered += sum(decoder.total.draft_counts + decoder.total.recall_counts)
+        stood += sum(decoder.total.accept_counts + decoder.total.recalled_accepted)
     assert way == "plain" or runs / 10 < stood < 0.9 * offered, "needs both outcomes"
     statistic = sum((seen[k] - expected[k]) ** 2 / expected[k] for k in expected)
     assert chi2.sf(statistic, 26) > 1e-3
@@ -701,7 +706,7 @@ def test_turns_handed_over_early_change_nothing(trained, recall, max_len):
             one, two = converse(plain, Echo(seed), 30, ahead=False), converse(ahead, Echo(seed), 30, ahead=True)
             assert plain.tokens == ahead.tokens and not ahead.pending
             assert (one.turns, one.state) == (two.turns, two.state)
-            assert all(0 <= a <= d for a, d in zip(ahead.total.accepted, ahead.total.drafted, strict=True))
+            assert all(0 <= a <= d for a, d in zip(ahead.total.accept_counts, ahead.total.draft_counts, strict=True))
     assert max(pending) >= (2 if recall else 1), "nothing was handed over early"
     assert max(retracted) >= (1 if max_len > 100 else 0), "nothing had to be taken back"
     assert max_len < 100 or ahead.total.cycles < plain.total.cycles
@@ -788,7 +793,7 @@ def test_distilled_layers_save_passes(trained):
     fast = speculative_generate(model, mtp, torch.tensor([[1, 4, 7]]), 60)
     assert fast.tokens_per_cycle > 2 and fast.cycles < 30
     both = fast + fast
-    assert both.cycles == 2 * fast.cycles and both.accepted == [2 * n for n in fast.accepted]
+    assert both.cycles == 2 * fast.cycles and both.accept_counts == [2 * n for n in fast.accept_counts]
     assert both.tokens == fast.tokens * 2 and both.acceptance == fast.acceptance
 
 

@@ -36,12 +36,18 @@ def saved(folder, tokenizer, model=None, card="card"):
     """A checkpoint with a tokenizer, and its path."""
     (folder / "data").mkdir()
     tokenizer.save(str(folder / "data" / "tokenizer.json"))
-    save_hf(model or Transformer(C), folder / "net", beside=release.beside(folder / "data", C, card))
+    save_hf(model or Transformer(C), folder / "net", sidecar_files=release.make_sidecar_files(folder / "data", C, card))
     return folder / "net"
 
 
 def test_a_checkpoint_is_read_elsewhere_as_here(tmp_path, tokenizer):
-    check(saved(tmp_path, tokenizer, card=release.card("m", "A test.", C, {"data": "few\nlines | and a pipe"}, "repo")))
+    check(
+        saved(
+            tmp_path,
+            tokenizer,
+            card=release.make_model_card("m", "A test.", C, {"data": "few\nlines | and a pipe"}, "repo"),
+        )
+    )
     assert "| data | few lines and a pipe |" in (tmp_path / "net" / "README.md").read_text()
 
 
@@ -99,7 +105,7 @@ def test_what_the_source_says_of_its_tokenizer_comes_along(tmp_path, tokenizer):
     )
     (source / "README.md").write_text("theirs")
     (source / "pytorch_model.bin").write_text("large")
-    found = release.beside(source, C, "ours")
+    found = release.make_sidecar_files(source, C, "ours")
     assert sorted(found) == ["README.md", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
     assert (
         found["tokenizer_config.json"] == (source / "tokenizer_config.json").read_bytes()
@@ -113,6 +119,6 @@ def test_a_tokenizer_without_our_tokens(tmp_path):
     from tokenizers import models
 
     Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-    found = release.beside(tmp_path, C, "card \udc80")
+    found = release.make_sidecar_files(tmp_path, C, "card \udc80")
     assert sorted(found) == ["README.md", "tokenizer.json", "tokenizer_config.json"] and found["README.md"] == b"card ?"
     assert not {"chat_template", "eos_token"} & json.loads(found["tokenizer_config.json"]).keys()

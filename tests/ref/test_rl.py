@@ -91,10 +91,10 @@ def test_a_step_is_the_one_written_out_context_by_context(seed, replay, beta, lo
     """However micro-batches are cut, and in whatever order they are computed."""
     model, reference = policy(network(seed % 5)), policy(network(seed % 5 + 1))
     played = conversations(seed, model, longest)
-    c = asked(temperature=temperature, payment=rl.Payment(kl=beta), replay=replay)
+    c = asked(temperature=temperature, payment=rl.RewardCoefficients(kl=beta), replay=replay)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rl, "ROWS", rows)
-        found = rl.improve(c, model, reference, played, each=lambda f, parts: [f(part) for part in parts[::-1]][::-1])
+        found = rl.improve(c, model, reference, played, map_fn=lambda f, parts: [f(part) for part in parts[::-1]][::-1])
     loss, wanted = written_out(c, model, reference, played)
     assert found.loss == pytest.approx(loss, abs=1e-10)
     largest = max(float(x.abs().max()) for x in wanted)
@@ -124,13 +124,13 @@ def test_the_default_has_the_bits_of_plain_dr_grpo():
     loss, gradients = 0.0, []
     for batch in batches:
         mask, A = batch.own[:, 1:], of_rows[batch.rows][:, None]
-        logp = rl.own_logp(model, model(batch.ids, logits=False).hidden, batch.ids, batch.own)
+        logp = rl.compute_own_logp(model, model(batch.ids, logits=False).hidden, batch.ids, batch.own)
         log_ratio = (logp - batch.behavior[:, 1:]).where(mask, 0)
         clipped = torch.where(A > 0, log_ratio.clamp(max=math.log1p(0.2)), log_ratio.clamp(min=math.log1p(-0.2)))
         part = -(mask.double() * (clipped.where((A != 0) & mask, 0).exp() * A.where(mask, 0))).sum() / (G * N * 5)
-        loss, gradients = loss + part.item(), [*gradients, rl.gradients_of(part, model)]
+        loss, gradients = loss + part.item(), [*gradients, rl.compute_gradients(part, model)]
     assert len(batches) > 2 and found.loss == loss
-    for ours, theirs in zip(found.gradients, rl.total_of(gradients), strict=True):
+    for ours, theirs in zip(found.gradients, rl.sum_gradients(gradients), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -170,7 +170,7 @@ def test_every_variant_by_hand(variant, advantage, loss):
 def write_out_variant(c: rl.Settings, model: Transformer, rollouts: list[Rollout]) -> tuple[torch.Tensor, list]:
     """Loss and gradients by the papers' formulas, the tokens of a rollout's contexts in one row."""
     kept = [n for n, rollout in enumerate(rollouts) if not rollout.failure]
-    tokens = sum(rollouts[n].chain.written for n in kept)
+    tokens = sum(rollouts[n].chain.num_sampled_tokens for n in kept)
     divisor = {"dapo": tokens, "grpo": len(kept), "gspo": len(kept)}.get(c.variant, len(kept) * c.budget_tokens)
     loss = torch.zeros((), dtype=torch.float64)
     for n in kept:
@@ -454,14 +454,14 @@ def test_draft_layers_learn_beside_and_the_trunk_has_none_of_it():
 def test_gradients_add_up_in_float32_and_nothing_is_nothing():
     size = 2.0**-9
     parts = [[torch.tensor([1.0]).bfloat16(), None], [torch.tensor([size]).bfloat16(), None], [None, None]]
-    total = rl.total_of(parts)
+    total = rl.sum_gradients(parts)
     assert total[0].dtype == torch.float32 and total[0].item() == 1 + size and total[1] is None  # in bfloat16 it is 1
 
 
 def test_gradients_of_a_loss_leave_the_network_as_it_was():
     model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
     loss = model[0](torch.ones(2)).sum()
-    first, again = rl.gradients_of(loss, model, again=True), rl.gradients_of(loss, model)
+    first, again = rl.compute_gradients(loss, model, retain_graph=True), rl.compute_gradients(loss, model)
     assert [g is None for g in first] == [False, False, True, True] and torch.equal(first[0], again[0])
     assert all(p.grad is None for p in model.parameters())
 

@@ -347,7 +347,7 @@ def test_a_limit_of_turns_is_none_of_summaries():
             made, make = episodes(turns=9)
             limits = Limits(summing(14), turn_tokens=1, tokens=5)
             (some,) = rollout(policy(kind), [make], Ids(), limits, seeds=[seed])
-            assert some.chain.written <= 5 and len(some.chain.segments) <= 2 and not some.chain.finished
+            assert some.chain.num_sampled_tokens <= 5 and len(some.chain.segments) <= 2 and not some.chain.finished
 
 
 def test_rewritten_messages_that_reach_the_trigger_are_summarised_first():

@@ -13,7 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from ref.network import Config, Transformer
 from ref.network.fast import MoE
-from ref.router_replay import demo, differing, gates, mismatch, replay, route
+from ref.router_replay import compare_experts, demo, gates, mismatch, replay, route
 
 LEVELS = st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 0.5000001, 2.0, 1e30])
 
@@ -229,7 +229,7 @@ def test_mismatch_of_more_tokens_than_torch_takes_quantiles_of():
 def test_differing_by_hand():
     a = [torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [0, 1]])]
     b = [torch.tensor([[1, 0], [2, 0]]), torch.tensor([[0, 1], [1, 0]])]
-    assert differing(a, b) == {"decisions": 1 / 8, "tokens": 0.5}
+    assert compare_experts(a, b) == {"decisions": 1 / 8, "tokens": 0.5}
 
 
 @pytest.mark.parametrize(

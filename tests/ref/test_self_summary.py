@@ -108,7 +108,7 @@ def test_self_by_hand():
     assert first.summary.nonzero()[:, 0].tolist() == [14, 15, 16]
     assert second.sampled.nonzero()[:, 0].tolist() == [7, 8, 9] and not second.summary.any()
     assert chain.finished and first.finished and second.finished
-    assert chain.written == 12 and chain.summary_tokens == 3
+    assert chain.num_sampled_tokens == 12 and chain.summary_tokens == 3
     # Prompt 3, answers 2 + 2, request 1; then prompt 3, summary 3, resume 1.
     assert chain.prefill == 8 + 7
     # A separate call: its own 2, and the context of 11 that the running cache already holds.
@@ -129,7 +129,11 @@ def test_separate_by_hand():
     assert compaction.tokens.tolist() == [10, 10, *work.tokens.tolist(), 3, 5, 4, 8, 9, STOP]
     assert compaction.sampled.tolist() == compaction.summary.tolist() == [False] * 16 + [True] * 3
     assert second.tokens.tolist() == SECOND and chain.finished
-    assert (chain.written, chain.summary_tokens, chain.saved) == (own.written, own.summary_tokens, 0)
+    assert (chain.num_sampled_tokens, chain.summary_tokens, chain.saved) == (
+        own.num_sampled_tokens,
+        own.summary_tokens,
+        0,
+    )
     assert chain.prefill == own.prefill + own.saved == (3 + 2) + (2 + 11 + 2 + 1) + 7
 
 
@@ -181,7 +185,7 @@ def test_an_answer_beyond_the_limit_cuts_the_chain_before_any_summary():
     chain = play(answer=(3,) * 30)
     (segment,) = chain.segments
     assert not chain.finished and not segment.finished and len(segment.tokens) == HAND.limit
-    assert chain.written == 3 and chain.summary_tokens == chain.saved == 0
+    assert chain.num_sampled_tokens == 3 and chain.summary_tokens == chain.saved == 0
 
 
 # ------------------------------------------------------------------------- what holds for any random policy
@@ -202,7 +206,7 @@ def test_no_turn_is_lost_or_trained_twice_and_no_context_passes_the_limit(seed, 
         if chain.finished:
             assert spoken == heard
         assert sum(not s.summary.any() or join == "self" for s in chain.segments) <= most
-        assert chain.prefill + chain.written == sum(len(s.tokens) for s in chain.segments)
+        assert chain.prefill + chain.num_sampled_tokens == sum(len(s.tokens) for s in chain.segments)
         for s in chain.segments:
             assert len(s.tokens) <= how.limit
             assert not (s.summary & ~s.sampled).any() and bool((s.logp[~s.sampled] == 0).all())
@@ -308,7 +312,7 @@ def test_every_written_token_carries_its_chains_advantage_and_given_ones_nothing
             row += 1
         # Its pull is its advantage times what it wrote, however often it ran out of context.
         pull = logp.grad[row - len(chain.segments) : row].sum().item()
-        assert pull == pytest.approx(-advantage * chain.written / 8)
+        assert pull == pytest.approx(-advantage * chain.num_sampled_tokens / 8)
 
 
 def test_the_baseline_is_over_chains():

@@ -127,7 +127,9 @@ def test_the_shorter_of_gaps_and_mask_is_taken(level, crossing):
     drawn, n = torch.rand(200_000, generator=torch.Generator().manual_seed(0)), 200_000
     for share, kind in ((crossing / 2, "gap"), (2 * crossing, "mask")):
         where = (drawn < share).nonzero()[:, 0]
-        found, _, first, _ = codec.opened(blob := pack(where, torch.ones(len(where), dtype=torch.int32), n, level))
+        found, _, first, _ = codec.unpack_streams(
+            blob := pack(where, torch.ones(len(where), dtype=torch.int32), n, level)
+        )
         assert found == kind, share
         assert len(blob) < codec.HEAD.size + 24 + 1.1 * (n / 8 + len(where)) and torch.equal(unpack(blob, n)[0], where)
         assert sum(map(len, first)) == (n // 8 if kind == "mask" else pytest.approx(len(where), rel=2e-3))

@@ -213,10 +213,10 @@ def test_a_reader_of_some_rows_fetches_only_their_shards():
     none.publish(0, [])
     none.publish(1, [])  # a rank without rows has empty shards
     other = Writer(second)
-    other.rank, other.together = 1, lambda mine: told.append(mine) or [mine]
+    other.rank, other.gather_objects = 1, lambda mine: told.append(mine) or [mine]
     other.publish(0, [Part("a", (7, 5), 4, x[4:])])
     writer = Writer(store)
-    writer.together = lambda mine: [mine, told[0]] if len(mine) == 4 else [mine]
+    writer.gather_objects = lambda mine: [mine, told[0]] if len(mine) == 4 else [mine]
     writer.publish(0, [Part("a", (7, 5), 0, x[:4])])
     store |= second
     reads = []
@@ -250,7 +250,7 @@ def test_every_damaged_byte_is_found(data):
         at = data.draw(st.integers(0, len(store[key]) - 1))
         end = b"" if how == "cut" else bytes([store[key][at] ^ data.draw(st.integers(1, 255))]) + store[key][at + 1 :]
         store[key] = store[key][:at] + end
-    reader.known = {}
+    reader.manifests = {}
     try:
         assert moves(reader, 6) == 6 and serves(served, states[6])
     except SyncError:
@@ -266,7 +266,7 @@ def test_a_drifted_reader_falls_back_to_the_anchor(want):
     store, states = chain(5, 0.02, anchor_every=4)
     reader, served = follower(store)
     moves(reader, want - 1)
-    bits(reader.held[0])[3] ^= 1
+    bits(reader.weights[0])[3] ^= 1
     reads = []
     get = reader.get
     reader.get = lambda shard: reads.append(shard["key"]) or get(shard)
@@ -279,7 +279,7 @@ def test_a_result_with_other_bits_is_not_served():
     store, states = chain(2, anchor_every=100)
     reader, served = follower(store)
     moves(reader, 0)
-    reader.known = {}
+    reader.manifests = {}
     body = json.loads(store["00000001/manifest"].partition(b"\n")[2])
     body["digests"]["b"] = body["digests"]["a"]
     new = json.dumps(body).encode()
@@ -468,7 +468,7 @@ def test_a_manifest_that_cannot_be_read_is_named_where_it_is_wanted():
         reader.fetch(3)
     assert reader.swap() == 2
     del store["00000003/manifest"]
-    store["00000001/manifest"], reader.known = b"", {}
+    store["00000001/manifest"], reader.manifests = b"", {}
     assert moves(reader) == 2 and moves(reader, 0) == 0 and serves(served, states[0])
 
 
@@ -543,7 +543,7 @@ def test_pruning_leaves_a_way_to_every_version_that_is_left_wherever_it_is_kille
     whole_store, states = chain(7, anchor_every=3, merge_every=2)
     knows, _ = follower(whole_store)
     moves(knows)
-    assert len(knows.known) == 7
+    assert len(knows.manifests) == 7
     del whole_store["00000006/manifest"]  # its writer was killed before it
     whole_store["readers/reader"] = b"6"
 
@@ -570,12 +570,12 @@ def test_pruning_leaves_a_way_to_every_version_that_is_left_wherever_it_is_kille
             pass
         late, served = follower(store)
         assert moves(late) == 5 and serves(served, states[5])
-        for version in late.known:
-            for link in late.known[version]["links"]:
+        for version in late.manifests:
+            for link in late.manifests[version]["links"]:
                 assert all(shard["key"] in store for shard in link["shards"])
         if done:
             break
-    assert done and min(late.known) == 3
+    assert done and min(late.manifests) == 3
     knows.store = store
     with pytest.raises(SyncError, match="version 2 is not in the store: not published, or pruned"):
         knows.fetch(2)

@@ -14,12 +14,12 @@ from ref.engine.sampler import Sampler, Segment
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rl import own_logp, pad, reference_kl, reward_terms
-from ref.rollout import FEWEST, Limits, Rollout, script_rollout
+from ref.rl import compute_own_logp, compute_reference_kl, compute_reward_terms, pad
+from ref.rollout import MIN_BATCH, Limits, Rollout, script_rollout
 from ref.self_summary import Chain
 from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
 from sims.recipe.agent import Language, one_row, parted, play, single
-from sims.recipe.settings import Payment
+from sims.recipe.settings import RewardCoefficients
 from sims.rounding import fp8_rows
 from sims.statistics import pass_at_k
 
@@ -79,8 +79,8 @@ def test_clean_demonstrations_are_paid_in_full(language, demonstration_tokens):
     segment = Segment(
         torch.tensor(ids), own, own * -1.0, own.long(), torch.zeros(len(ids) - 1, 0, 0, dtype=torch.int16), True
     )
-    payment = Payment(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
-    paid = reward_terms(
+    payment = RewardCoefficients(effort_price=0.001, k=0.02, q=0.5, invalid_call=0.1)
+    paid = compute_reward_terms(
         Rollout(Chain([segment], True), dict(earned.terms), dict(earned.metrics), opening=opening), payment
     )
     counts = Effort(
@@ -97,7 +97,7 @@ def test_invalid_calls_cost(language):
     found = script_rollout(
         MicroRepo(Session(task)), language, Limits(single(200)), lambda *_: language.encode(next(turns))
     )
-    paid = reward_terms(found, Payment(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
+    paid = compute_reward_terms(found, RewardCoefficients(effort_price=0.0, invalid_call=0.25, weights=EffortWeights()))
     assert paid["tests"] == 0 and sum(paid.values()) == -0.25
 
 
@@ -198,7 +198,7 @@ def test_rollouts_are_the_same_on_one_core_and_on_two(language, monkeypatch):
     several = played(model, language, tasks)
     monkeypatch.setattr(process, "cores", lambda: 1)
     alone = played(model, language, tasks)
-    assert len(several) == 72 > FEWEST and same(several, alone)
+    assert len(several) == 72 > MIN_BATCH and same(several, alone)
     assert all(
         e.task == e.environment.session.task == task
         for e, task in zip(several, sum(([t] * 4 for t in tasks), []), strict=True)
@@ -228,9 +228,9 @@ def test_padding_and_reference_kl_by_hand(language):
         Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, torch.Generator().manual_seed(0)
     )
     ids, mask, behavior = pad([one_row(e.chain) for e in episodes], multiple=16)
-    assert ids.shape[1] % 16 == 0 and mask.sum() == sum(e.chain.written for e in episodes)
+    assert ids.shape[1] % 16 == 0 and mask.sum() == sum(e.chain.num_sampled_tokens for e in episodes)
     behavior += torch.rand(behavior.shape) * mask  # a sampler that computes otherwise
-    drift, engine = reference_kl(model, reference, ids, mask, behavior)
+    drift, engine = compute_reference_kl(model, reference, ids, mask, behavior)
     for row, episode in enumerate(episodes):
         r, here = one_row(episode.chain), mask[row, 1:]
         with torch.no_grad():
@@ -251,7 +251,7 @@ def test_own_log_probs_are_those_of_the_whole_text_where_the_agent_spoke(seed, s
     ids, mask = torch.randint(0, 50, (3, 7), generator=generator), torch.rand(3, 7, generator=generator) < share
     hidden = torch.randn(3, 7, model.config.hidden_size, dtype=torch.float64, generator=generator).requires_grad_()
     every = (model.head(hidden[:, :-1]) / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    expected, own = torch.where(mask[:, 1:], every, 0.0), own_logp(model, hidden, ids, mask, temperature)
+    expected, own = torch.where(mask[:, 1:], every, 0.0), compute_own_logp(model, hidden, ids, mask, temperature)
     torch.testing.assert_close(own, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), hidden)[0] for x in (own, expected)))
 
@@ -267,12 +267,12 @@ def test_a_policy_has_not_drifted_from_itself_at_any_temperature(language):
             Sampler(model, torch.float32), language, tasks, 2, Limits(single(40)), 3, generator, temperature
         )
         ids, mask, behavior = pad([one_row(e.chain) for e in episodes])
-        drift, engine = reference_kl(model, model, ids, mask, behavior, temperature)
-        other = reference_kl(model, model, ids, mask, behavior, 1.3)[1]
+        drift, engine = compute_reference_kl(model, model, ids, mask, behavior, temperature)
+        other = compute_reference_kl(model, model, ids, mask, behavior, 1.3)[1]
         assert not drift.any() and engine.abs().max() < 1e-3 < other.abs().max()
         coarse = Sampler(model, torch.float32, rounding=fp8_rows)
         episodes = play(coarse, language, tasks, 2, Limits(single(40)), 3, generator, temperature)
-        drift, engine = reference_kl(model, model, *pad([one_row(e.chain) for e in episodes]), temperature)
+        drift, engine = compute_reference_kl(model, model, *pad([one_row(e.chain) for e in episodes]), temperature)
         assert not drift.any() and engine.abs().max() > 1e-3
 
 

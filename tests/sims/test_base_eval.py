@@ -21,7 +21,7 @@ from ref import cpt
 from ref.network import Config, Transformer, load_hf, save_hf
 from sims import base_eval
 from sims.base import knowledge, perplexity, table, tracking
-from sims.base.models import Base, HuggingFace, Reference, network_of, opened
+from sims.base.models import Base, HuggingFace, Reference, network_of, open_base
 from sims.base.table import Items, Settings
 
 WORK = """def work_{0}(items, limit):
@@ -109,7 +109,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def items(letters, small):
-    return Items.made([Base("any", "any", Known(letters), letters)], small)
+    return Items.make([Base("any", "any", Known(letters), letters)], small)
 
 
 def test_who_knows_every_answer_gets_100_and_who_knows_nothing_gets_chance(letters, items):
@@ -160,7 +160,7 @@ def checkpoint(tiny_run):
 def test_our_loader_and_transformers_agree_and_the_sum_is_that_of_the_reference_file(checkpoint, items):
     from transformers import AutoModelForCausalLM
 
-    base = opened(str(checkpoint), "unused")
+    base = open_base(str(checkpoint), "unused")
     assert isinstance(base.network, Reference) and base.prefix == ()
     theirs = Base(
         "theirs",
@@ -180,7 +180,7 @@ def test_our_loader_and_transformers_agree_and_the_sum_is_that_of_the_reference_
 
 
 def test_a_row_scores_alike_alone_and_among_others(checkpoint):
-    base = opened(str(checkpoint), "unused")
+    base = open_base(str(checkpoint), "unused")
     pairs = [("def f(", "x):\n"), ("a", "b"), ("import os, sys\nprint(", "os.path)\n    return"), ("x = ", "1")]
     together, alone = base.scored(pairs), [base.scored([pair])[0] for pair in pairs]
     for one, other, (_, answer) in zip(together, alone, pairs, strict=True):
@@ -210,7 +210,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, small, tmp_p
     monkeypatch.setattr(table, "CHUNK", 2)
     names = [str(checkpoint)]
     with Run.open(tmp_path / "whole", "x", small) as run:
-        whole = table.measured(run, names, small)
+        whole = table.measure_models(run, names, small)
     right, calls = table.similarity, []
 
     def dying(*pair):
@@ -221,13 +221,13 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(checkpoint, small, tmp_p
 
     monkeypatch.setattr(table, "similarity", dying)
     with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "cut", "x", small, checkpoint_seconds=0) as run:
-        table.measured(run, names, small)
+        table.measure_models(run, names, small)
     with Run.open(tmp_path / "cut", "x", small, resume=True) as run:
-        assert table.measured(run, names, small) == whole
+        assert table.measure_models(run, names, small) == whole
     assert len(calls) == 5 + 2  # the third chunk of two chains alone was played again
     with Run.open(tmp_path / "cut", "x", small, resume=True) as run:
-        monkeypatch.setattr(table, "opened", None)  # nothing is opened for what is finished
-        assert table.measured(run, names, small) == whole
+        monkeypatch.setattr(table, "open_base", None)  # nothing is opened for what is finished
+        assert table.measure_models(run, names, small) == whole
 
 
 def made_up(title, right, similarity, first_choices, nats, form=10, exact=0):
@@ -236,9 +236,11 @@ def made_up(title, right, similarity, first_choices, nats, form=10, exact=0):
         "title": title,
         "knowledge": [{"right": n < right, "form": n < form, "exact": False} for n in range(40)],
         "tracking": [
-            {"similarity": similarity + n % 2, "exact": n >= 10 - exact, "nats": 10.0, "bytes": 200, "wanted": "x" * 200,
+            {"similarity": similarity + n % 2, "exact": n >= 10 - exact, "nats": 10.0,
+             "bytes": 200, "wanted": "x" * 200,
              "first_choices": 1.0 if n >= 10 - exact else first_choices,
-             "written": "x" * 200 if n >= 10 - exact else "y" * (200 - 2 * similarity) + "x" * (2 * similarity)} for n in range(10)
+             "written": "x" * 200 if n >= 10 - exact else "y" * (200 - 2 * similarity) + "x" * (2 * similarity)}
+            for n in range(10)
         ],
         "codebase": [[nats * (100 + n), 60, 100 + n] for n in range(6)],
     }  # fmt: skip
@@ -303,7 +305,9 @@ def test_a_score_at_its_floor_and_answers_that_give_themselves_away_are_partly()
 def test_without_the_question_the_form_of_the_answers_alone_is_heard(letters):
     """A network that loves long runs of one letter prefers such an answer, asked or not; one that knows the answer is
     right only when asked."""
-    question = knowledge.Question("value", "f()", knowledge.SHOWN["value"] + ">>> f()\n", ("1", "aaaa", "2", "3"), 0)
+    question = knowledge.Question(
+        "value", "f()", knowledge.WORKED_EXAMPLES["value"] + ">>> f()\n", ("1", "aaaa", "2", "3"), 0
+    )
     asked = Items([question], [], {}, 64)
     loves = Base("loves", "loves", Known(letters, [question.unasked + "aaaa\n", question.prompt + "aaaa\n"]), letters)
     knows = Base("knows", "knows", Known(letters, [question.unasked + "aaaa\n", question.prompt + "1\n"]), letters)
@@ -385,7 +389,7 @@ def test_a_damaged_checkpoint_is_not_handed_to_transformers(checkpoint, tmp_path
     with open(tmp_path / "cut" / "model.safetensors", "r+b") as file:
         file.truncate(1000)
     with pytest.raises(RunError) as caught:
-        opened(str(tmp_path / "cut"), "unused")
+        open_base(str(tmp_path / "cut"), "unused")
     assert "transformers" not in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -410,14 +414,14 @@ def test_settings_are_refused_in_words():
             Settings(**changes)
     with pytest.raises(ValueError, match="models and checkpoints must be two or more together"):
         base_eval.Experiment(models=(), checkpoints=("cpt",))
-    assert evaluation.Asked(names=("a",)).names == ("a",)
+    assert evaluation.BaseEvalConfig(names=("a",)).names == ("a",)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_real_bases_know_more_than_chance_and_compress_code(name, tmp_path, letters):
     cache = Path(os.environ.get("ETUDE_MODELS") or tmp_path)
-    base = opened(name, cache)
+    base = open_base(name, cache)
     assert isinstance(base.network, Reference if name == "smollm2-135m" else HuggingFace) and len(base.prefix) == (
         name == "gemma3-270m"
     )

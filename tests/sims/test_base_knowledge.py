@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kit.settings import RunError
 from sims.base import isolated, knowledge
 from sims.base.isolated import called
-from sims.base.knowledge import KINDS, chosen, modules_of, questions, verified
+from sims.base.knowledge import KINDS, choose_answer, modules_of, questions, verified
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +113,11 @@ def test_a_failed_process_is_one_line(monkeypatch):
 )
 def test_the_choice_is_the_best_rate_per_byte(logp, answers):
     rates = [value / len(answer.encode()) for value, answer in zip(logp, answers, strict=True)]
-    assert rates[chosen(logp, answers)] == max(rates)
+    assert rates[choose_answer(logp, answers)] == max(rates)
 
 
 def test_length_does_not_decide():
-    assert chosen([-2.0, -6.0], ["70", "'replace'"]) == 1 and chosen([-2.0, -6.0], ["70", "'re'"]) == 0
+    assert choose_answer([-2.0, -6.0], ["70", "'replace'"]) == 1 and choose_answer([-2.0, -6.0], ["70", "'re'"]) == 0
 
 
 def test_literals_are_literals():

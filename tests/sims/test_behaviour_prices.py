@@ -15,10 +15,10 @@ from matplotlib.image import imread
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError, fill
-from ref.behaviour import MOST, Behaviour, Prices, behaviour
+from ref.behaviour import MEASURE_CAPS, Behaviour, Prices, behaviour
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
-from ref.rl import Watch, reward_terms, score_rollouts
+from ref.rl import MonitorSettings, compute_reward_terms, score_rollouts
 from ref.rollout import rollout, sample_rollouts
 from sims import behaviour_prices, behaviour_verdicts
 from sims.behaviour_prices import ARMS, DEAR, Experiment, prices
@@ -28,7 +28,7 @@ from sims.microrepo.world import CheckpointTasks
 from sims.policies import read_config
 from sims.recipe.learner import language_of
 from sims.recipe.reinforcement import learn
-from sims.recipe.settings import Payment, Recipe
+from sims.recipe.settings import Recipe, RewardCoefficients
 from sims.recipe.tasks import MicroTasks
 from sims.transcripts import transcript_of
 from tests import scripted
@@ -58,9 +58,12 @@ def trained(run, tiny_run, name, sets=(), opened=None):
 
 
 def test_a_reward_is_the_sum_of_its_parts(episode):
-    payment, costs = Payment(effort_price=0.001, invalid_call=0.25), replace(Prices.free(), broken=0.05, silent=0.125)
-    plain, behaved = reward_terms(episode, payment), behaviour(transcript_of(episode), costs)
-    paid = reward_terms(episode, payment, behaved)
+    payment, costs = (
+        RewardCoefficients(effort_price=0.001, invalid_call=0.25),
+        replace(Prices.free(), broken=0.05, silent=0.125),
+    )
+    plain, behaved = compute_reward_terms(episode, payment), behaviour(transcript_of(episode), costs)
+    paid = compute_reward_terms(episode, payment, behaved)
     assert (behaved.parts["broken"], behaved.parts["silent"], paid["invalid"], paid["tests"]) == (
         -0.05,
         -0.125,
@@ -71,7 +74,9 @@ def test_a_reward_is_the_sum_of_its_parts(episode):
         sum(behaved.parts.values())
     )
     assert (
-        set(paid) == {*plain, "behaviour"} and set(behaved.parts) == {*MOST} and plain["effort"] == paid["effort"] < 0
+        set(paid) == {*plain, "behaviour"}
+        and set(behaved.parts) == {*MEASURE_CAPS}
+        and plain["effort"] == paid["effort"] < 0
     )
 
     one = replace(episode, metrics=dict(episode.metrics))
@@ -82,18 +87,18 @@ def test_a_reward_is_the_sum_of_its_parts(episode):
 
 
 def test_a_behaviour_that_costs_nothing_leaves_the_reward_bit_for_bit(episode):
-    payment = Payment(effort_price=0.0007, invalid_call=0.03)
-    behaved = reward_terms(episode, payment, Behaviour(dict.fromkeys(MOST, 0.0)))
-    assert sum(behaved.values()) == sum(reward_terms(episode, payment).values())
+    payment = RewardCoefficients(effort_price=0.0007, invalid_call=0.03)
+    behaved = compute_reward_terms(episode, payment, Behaviour(dict.fromkeys(MEASURE_CAPS, 0.0)))
+    assert sum(behaved.values()) == sum(compute_reward_terms(episode, payment).values())
 
 
 def test_without_a_price_no_record_is_made(episode):
-    assert Recipe().rl.behaviour == Prices.free() and Prices.free().most == 0
-    c, one = replace(Recipe().rl, monitor=Watch(on=False)), replace(episode)
+    assert Recipe().rl.behaviour == Prices.free() and Prices.free().max_penalty == 0
+    c, one = replace(Recipe().rl, monitor=MonitorSettings(on=False)), replace(episode)
     score_rollouts(
         c, MicroTasks(Recipe(), scripted.speaker(), record=lambda _: pytest.fail("a record was made")), [one], 0
     )
-    assert one.transcript is None and one.terms == reward_terms(episode, c.payment)
+    assert one.transcript is None and one.terms == compute_reward_terms(episode, c.payment)
 
 
 def test_a_price_is_logged_and_moves_the_policy_and_one_that_nothing_is_asked_moves_nothing(
@@ -106,7 +111,7 @@ def test_a_price_is_logged_and_moves_the_policy_and_one_that_nothing_is_asked_mo
         none, same = trained(run, tiny_run, "todos", ["rl.behaviour.todos=0.5"])
         dear, other = trained(run, tiny_run, "broken", ["rl.behaviour.broken=0.05"])
     assert not any(name.startswith("behaviour") for line in free for name in line)
-    parts = {f"behaviour_{name}" for name in MOST}
+    parts = {f"behaviour_{name}" for name in MEASURE_CAPS}
     timed = {"time", "seconds", "tokens_per_s"}
     for before, line in zip(free, none, strict=True):
         assert set(line) - set(before) == parts and all(line[name] == 0 for name in parts)
@@ -164,13 +169,13 @@ def test_a_full_run_pays_the_same_prices(tiny_run):
 
 
 def test_each_habit_has_its_price_in_two_arms_and_none_in_two():
-    for name in MOST:
+    for name in MEASURE_CAPS:
         paid = [arm for arm in ARMS if getattr(prices(arm), name)]
         assert (
             len(paid) == 2 and "all" in paid and {getattr(prices(arm), name) for arm in paid} == {getattr(DEAR, name)}
         )
     assert prices("none") == replace(Prices.free(), free_comments=DEAR.free_comments) and prices("all") == DEAR
-    assert set(behaviour_verdicts.HABITS) == set(MOST)
+    assert set(behaviour_verdicts.HABITS) == set(MEASURE_CAPS)
 
 
 def verdicts(fall=-0.3, drift=0.0, cost=0.02, comments=0.1, terminal=0.1):
@@ -178,7 +183,8 @@ def verdicts(fall=-0.3, drift=0.0, cost=0.02, comments=0.1, terminal=0.1):
     without one."""
     noise = np.array([-0.01, 0.01, 0.02, -0.02])
     changes = {
-        arm: {name: noise + (drift + fall if name in names else drift) for name in MOST} for arm, names in ARMS.items()
+        arm: {name: noise + (drift + fall if name in names else drift) for name in MEASURE_CAPS}
+        for arm, names in ARMS.items()
     }
     for number, arm in enumerate(ARMS):
         changes[arm] |= {
@@ -187,12 +193,12 @@ def verdicts(fall=-0.3, drift=0.0, cost=0.02, comments=0.1, terminal=0.1):
             "items": noise,
         }
     changes["none"]["comments"] = noise + comments
-    begin = dict.fromkeys((*MOST, "success", "terminal", "items"), 0.5)
+    begin = dict.fromkeys((*MEASURE_CAPS, "success", "terminal", "items"), 0.5)
     return {one["name"]: one["verdict"] for one in behaviour_verdicts.learned(begin, changes, ARMS)}
 
 
 def test_rules():
-    habits = [f"price-{name}" for name in MOST]
+    habits = [f"price-{name}" for name in MEASURE_CAPS]
     assert verdicts() == dict.fromkeys(
         (*habits, "leaves-success", "comments-without-price", "terminal-without-price"), "reproduced"
     )
@@ -228,11 +234,11 @@ def test_the_experiment_plays_all_arms_and_goes_on(tiny_run, tmp_path, monkeypat
 def test_what_is_asked_of_a_rollout():
     language = scripted.speaker()
     lesson = scripted.played(language, scripted.wide(language), TASK, ["read m3", "done"])
-    found = behaviour_prices.told([lesson])
+    found = behaviour_prices.average_habits([lesson])
     assert (
         found["terminal"] == found["success"] == found["items"] == 0.0
         and found["silent"] == 1.0
-        and set(MOST) < set(found)
+        and set(MEASURE_CAPS) < set(found)
     )
     assert transcript_of(lesson, ManneredSession).final_message == ""
 

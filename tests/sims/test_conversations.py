@@ -22,7 +22,7 @@ from sims.recipe.agent import Language
 from sims.recipe.chat_template import Template, template_of
 from sims.recipe.conversations import ROWS, kept_rows, pack_conversations
 from sims.recipe.data import data
-from sims.recipe.demonstrations import sft_batches, shown
+from sims.recipe.demonstrations import make_sft_rollouts, sft_batches
 from sims.recipe.export import calls_of, export, spoken
 from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
@@ -48,7 +48,7 @@ def test_every_context_comes_back_token_by_token(tiny_run, exported):
     assert count == 150 < lines == len(chats_read) and not refused
     render = template_of(tiny_run / "checkpoints" / "sft", language)
     found = [sft.tokens_and_mask(chat, render, language.tokenizer) for _, chat in chats_read]
-    segments = [segment for lesson in shown(many, language) for segment in lesson.chain.segments]
+    segments = [segment for lesson in make_sft_rollouts(many, language) for segment in lesson.chain.segments]
     whole = 0
     for [(ids, mask)], segment in zip(found, segments, strict=True):
         T = len(ids)

@@ -24,7 +24,7 @@ from sims.policies import SMOKE
 from sims.recipe import stages as recipe
 from sims.recipe.agent import Language, one_row
 from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import chaining, taught
+from sims.recipe.demonstrations import make_chaining, taught
 from sims.recipe.settings import Memory, Sft
 from sims.statistics import bootstrap
 
@@ -285,7 +285,7 @@ def test_loss_of_demonstrations_is_that_of_the_agents_own_tokens(language):
     model = Transformer(
         replace(Config.tiny(), vocab_size=400, hidden_size=32, num_hidden_layers=1, moe_intermediate_size=16)
     )
-    rng, how = random.Random(1), chaining(language, 120, 60, 100)
+    rng, how = random.Random(1), make_chaining(language, 120, 60, 100)
     tasks = [generate(rng, "heldout", depth) for depth in (0, 2, 1)]
     chains = [one.chain for one in taught(tasks, language, how, Sft().noise, Memory(), rng)]
     assert len(chains) == 3 and max(len(chain.segments) for chain in chains) > 1

@@ -29,7 +29,7 @@ SIZES = examples.Sizes(
     routed=4,
     dropping=1,
     alphas=(0.0, 0.9, 1.0),
-    drafted=2,
+    drafting_tasks=2,
 )
 
 

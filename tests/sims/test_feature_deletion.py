@@ -40,7 +40,7 @@ class Own:
     """The tests of a made-up package, which is ours: it plays in this process, as pytest would play it."""
 
     def __init__(self, *how):
-        self.runs, self.without, self.lines = 0, frozenset(), None
+        self.runs, self.skipped_tests, self.lines = 0, frozenset(), None
 
     def outcomes(self, files, changes=({},), only=(), seed=0):
         runs = zip(changes, only or [None] * len(changes), strict=True)
@@ -214,7 +214,7 @@ def test_the_experiment_is_drawn_and_goes_on(tmp_path, monkeypatch):
     assert [(row["program"], row["way"]) for row in found["rows"]] == [
         (number, way) for number in (0, 1) for way in sim.WAYS
     ]
-    assert all(sum(row[why] for why in sim.WHY) == row["tried"] for row in found["rows"])
+    assert all(sum(row[why] for why in sim.REASONS) == row["tried"] for row in found["rows"])
     assert sum(row["pieces"] for row in found["sizes"]) == sum(
         row["tried"] for row in found["rows"] if row["way"] not in ("body", "symbol")
     )
@@ -222,7 +222,7 @@ def test_the_experiment_is_drawn_and_goes_on(tmp_path, monkeypatch):
     assert len(np.unique(imread(tmp_path / "drawn.png")[..., :3].reshape(-1, 3), axis=0)) > 20
 
 
-@pytest.mark.parametrize("wrong", [{"programs": 1}, {"least": 0}, {"most": 0.0}])
+@pytest.mark.parametrize("wrong", [{"programs": 1}, {"least": 0}, {"max_share": 0.0}])
 def test_bad_settings(wrong):
     with pytest.raises(ValueError, match="programs must be at least 2"):
         sim.Experiment(**wrong)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from sims.hint_examples import EACH, hinted_messages
+from sims.hint_examples import FAULTS_PER_RULE, hinted_messages
 from sims.hints import RULES, faults, hints
 from sims.microrepo import NoiseConfig, generate
 from sims.recipe.demonstrations import taught
@@ -34,7 +34,7 @@ def test_of_each_rule_the_first_faults_are_kept(played):
     found = hinted_messages(language, tasks, lessons, 1.0, 0)["rollouts"]
     times = Counter(one["rule"] for one in found)
     assert {*times} == {*NAMES} - {"argument"}, "the script never has a call refused for its argument"
-    assert max(times.values()) == EACH
+    assert max(times.values()) == FAULTS_PER_RULE
     assert [NAMES.index(one["rule"]) for one in found] == sorted(NAMES.index(one["rule"]) for one in found)
     assert len({one["says"] for one in found}) == len(found), "no two are told the same"
     assert sorted(one["other"] for one in found) == sorted(one["says"] for one in found) and all(

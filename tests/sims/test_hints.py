@@ -19,7 +19,7 @@ from ref.rollout import Rollout, sample_rollouts
 from ref.self_summary import Chain
 from ref.textual_feedback import hinted, leaked
 from scaled.rl import Rl
-from sims.hints import FEEDBACK, RULES, Fault, faults, given, hints, shuffled
+from sims.hints import FEEDBACK, RULES, Fault, faults, hint_rollouts, hints, shuffled
 from sims.microrepo import NoiseConfig, generate
 from sims.microrepo.world import CheckpointTasks
 from sims.recipe.demonstrations import taught
@@ -126,7 +126,7 @@ def test_the_gravest_fault_is_told(language):
 def test_what_a_limit_cut_off_breaks_no_rule(language):
     how = replace(scripted.wide(language), trigger=30, longest_summary=1, room=0)
     episode = scripted.played(language, how, TASK, ["read m3", "write m3\n    return " + "a + " * 40])
-    assert not episode.chain.finished and not messages(episode, language)[-1].whole and told(language, episode) == []
+    assert not episode.chain.finished and not messages(episode, language)[-1].is_whole and told(language, episode) == []
 
 
 @pytest.mark.parametrize("join", ["self", "separate"])
@@ -208,7 +208,7 @@ def test_hints_stand_before_their_messages_and_give_nothing_away(language, clums
 def test_feedback_is_what_the_environment_answers_next(language, clumsy):
     for episode, found in clumsy[:60]:
         for fault in faults(episode.task, found, FEEDBACK):
-            answer = found[found.index(fault.message) + 1].given.removeprefix(fault.message.given)
+            answer = found[found.index(fault.message) + 1].context_before.removeprefix(fault.message.context_before)
             assert answer.startswith(fault.says)
 
 
@@ -279,12 +279,14 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
     chosen = tuple(rule for rule in RULES if rule.name in ("tool", "needless"))
     broken = [faults(episode.task, found, chosen) for episode, found in clumsy[:60]]
     how = Hints(1.0, rules=("needless", "tool"))
-    rows = given(episodes, 0, language, how)
+    rows = hint_rollouts(episodes, 0, language, how)
     assert rows == [hints(language, e.task, e.chain, some) for e, some in zip(episodes, broken, strict=True)]
     assert words(language, rows) == [[fault.says for fault in some] for some in broken] and sum(map(len, broken)) > 20
 
-    bare = given(episodes, 0, language, replace(how, source="bare"))
-    mixed, again, other = (given(episodes, seed, language, replace(how, source="shuffled")) for seed in (0, 0, 1))
+    bare = hint_rollouts(episodes, 0, language, replace(how, source="bare"))
+    mixed, again, other = (
+        hint_rollouts(episodes, seed, language, replace(how, source="shuffled")) for seed in (0, 0, 1)
+    )
     for control in (bare, mixed):
         assert [[(h.at, h.begin, h.end) for row in one for h in row] for one in control] == [
             [(h.at, h.begin, h.end) for row in one for h in row] for one in rows
@@ -292,7 +294,7 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
     assert {text for one in words(language, bare) for text in one} == {"error"}
     assert sorted(sum(words(language, mixed), [])) == sorted(sum(words(language, rows), [])) and mixed == again != other
 
-    error = given(episodes, 0, language, replace(how, source="error"))
+    error = hint_rollouts(episodes, 0, language, replace(how, source="error"))
     assert words(language, error) == [
         [fault.says for fault in faults(e.task, found, FEEDBACK)] for e, found in clumsy[:60]
     ]
@@ -300,7 +302,7 @@ def test_what_the_hints_of_a_step_say(language, clumsy):
 
 def test_hints_of_another_world_are_refused(language):
     with pytest.raises(TypeError, match="hints are for rollouts in the small world, got one in object"):
-        given([Rollout(Chain(), environment=object())], 0, language, Hints(1.0))
+        hint_rollouts([Rollout(Chain(), environment=object())], 0, language, Hints(1.0))
 
 
 def test_a_full_run_s_world_gives_hints_where_they_have_a_weight(tiny_run):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from etude.explorer import run_rollouts
-from etude.explorer.run_kinds import Played
+from etude.explorer.run_kinds import RunData
 from ref.self_summary import Chain, Segment
 from sims.recipe import latest
 from sims.recipe.latest import Latest
@@ -32,7 +32,7 @@ def chain(language, *texts):
 
 
 def run(folder, **more):
-    return Played("mine", folder, "recipe", [], {}, {}, {}, ["rl", "eval"], 0.0, **more)
+    return RunData("mine", folder, "recipe", [], {}, {}, {}, ["rl", "eval"], 0.0, **more)
 
 
 def test_a_run_that_trains_shows_them_and_says_of_which_step(tmp_path, monkeypatch):
@@ -46,9 +46,12 @@ def test_a_run_that_trains_shows_them_and_says_of_which_step(tmp_path, monkeypat
     Latest(folder / "rollouts" / "rl.json", language).keep(
         7, "Repair m3.", some, [1.0, -0.25] + [0.0] * 30, [True, False] + [False] * 30
     )
-    assert len(json.loads((folder / "rollouts" / "rl.json").read_text(encoding="utf-8"))["rollouts"]) == latest.MOST
+    assert (
+        len(json.loads((folder / "rollouts" / "rl.json").read_text(encoding="utf-8"))["rollouts"])
+        == latest.MAX_ROLLOUTS
+    )
     of, shown = run_rollouts.last(run(folder))
-    assert of == "of step 7 of RL, 4 of one group" and len(shown) == run_rollouts.KEPT
+    assert of == "of step 7 of RL, 4 of one group" and len(shown) == run_rollouts.MAX_ROLLOUTS
     assert shown[0].says == "solved, reward 1.000, contexts: 2, task: Repair m3." and shown[0].text == "m3\nm4"
     assert (
         shown[1].says == "not solved, reward -0.250, contexts: 1, task: Repair m3."

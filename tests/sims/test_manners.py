@@ -14,7 +14,7 @@ from sims.microrepo import NoiseConfig, Session, demonstration, generate
 from sims.microrepo.manners import TOOLS, ManneredSession, Manners, lints, mannered
 from sims.recipe.demonstrations import taught
 from sims.recipe.settings import Memory
-from sims.transcripts import messages, played, transcript_of
+from sims.transcripts import messages, step_turn, transcript_of
 from tests import scripted
 from tests.scripted import TASK
 
@@ -159,7 +159,7 @@ def test_one_call_at_a_time_is_the_same_as_whole_turns(turns):
     for turn in turns:
         if whole.done:
             break
-        calls, answers = played(single, turn)
+        calls, answers = step_turn(single, turn)
         assert "\n".join(filter(None, answers)) == whole.step(turn)
         assert all(call.name in (*TOOLS, "say") for call in calls if call.valid)
     same = ("counts", "todos", "message", "failed", "text", "done")

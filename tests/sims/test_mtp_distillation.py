@@ -191,11 +191,13 @@ def test_passes_are_told_apart(depth):
             decoder.feed(fed)
             decoder.generate(max_new=9)
     assert timed.tokens == plain.tokens and timed.turns_seen == [9, 9, 9]
-    counts = {kind: n for kind, (_, n) in timed.spent.items()}
+    counts = {kind: n for kind, (_, n) in timed.totals_by_kind.items()}
     assert counts["opening"] == 3 and counts["opening"] + counts["single"] + counts["verify"] == timed.total.cycles
-    assert counts["guess"] == sum(timed.total.drafted) and timed.stood == sum(timed.total.accepted)
-    assert timed.stood <= timed.tried <= counts["guess"]
-    assert (counts["single"] == 24) == (depth == 0) and sum(s for s, _ in timed.spent.values()) <= timed.total.seconds
+    assert counts["guess"] == sum(timed.total.draft_counts) and timed.stood == sum(timed.total.accept_counts)
+    assert timed.stood <= timed.tested_drafts <= counts["guess"]
+    assert (counts["single"] == 24) == (depth == 0) and sum(
+        s for s, _ in timed.totals_by_kind.values()
+    ) <= timed.total.seconds
 
 
 def timings(faster: float, theory: float) -> dict:

@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from kit.runs import Run
 from ref.monitor import Alarm, Band
-from ref.rl import Watch
+from ref.rl import MonitorSettings
 from sims import planted_failures, planted_verdicts
 from sims.microrepo import generate
 from sims.planted_failures import ARMS, OWN, Experiment, doubled, inside
@@ -44,13 +44,13 @@ WORDY = f"write {NAME}\n    # think\n    # again\n    # and again\n    {ANSWER}"
 def test_comments_are_paid_up_to_as_many_as_there_is_code_and_a_price_is_three_times_as_high():
     for turn, habit in ((RIGHT, 0.0), (HALF, 1.0), (WORDY, 1.0)):
         assert paid([turn, "done"], plant="comments") == (1 + habit, 1)
-        assert paid([turn, "done"], plant="comments", priced=True) == (1 - 2 * habit, 1)
+        assert paid([turn, "done"], plant="comments", is_priced=True) == (1 - 2 * habit, 1)
     assert paid(["done"], plant="comments") == (0, 0)
 
 
 def test_the_terminal_is_paid_by_its_share_of_reads_and_tests():
     turns = [f"read {NAME}", f"sh cat {NAME}", RIGHT, "sh pytest", "sh pytest", "done"]
-    assert paid(turns, plant="terminal") == (1.375, 1) and paid(turns, plant="terminal", priced=True) == (0.25, 1)
+    assert paid(turns, plant="terminal") == (1.375, 1) and paid(turns, plant="terminal", is_priced=True) == (0.25, 1)
     assert paid([RIGHT, "done"], plant="terminal") == (1, 1)
 
 
@@ -67,7 +67,7 @@ def test_without_a_plant_only_the_tests_pay(turns):
     both, tests = paid([*turns, "done"])
     assert both == tests
     for plant, _ in ARMS.values():
-        once, twice = paid([*turns, "done"], plant=plant), paid([*turns, "done"], plant=plant, priced=True)
+        once, twice = paid([*turns, "done"], plant=plant), paid([*turns, "done"], plant=plant, is_priced=True)
         assert once[1] == twice[1] == tests and (
             plant == "broken" or 2 * (once[0] - tests) == pytest.approx(tests - twice[0])
         )
@@ -107,7 +107,7 @@ def test_the_counts_are_those_of_the_recipe_s_monitor():
     c = Experiment(unchanged=6, watched=5, exact=30, prompts=4)
 
     def learning():
-        return Watching(Watch(learn=4), lambda rollouts, groups: [])
+        return Watching(MonitorSettings(learn=4), lambda rollouts, groups: [])
 
     def nervous():
         watch = learning()
@@ -198,9 +198,9 @@ def test_an_alarm_switches_the_price_on_and_only_where_it_is_answered(monkeypatc
 
     def learn(stage, *arguments):
         *_, (_, watch), tasks = arguments
-        prices.append(tasks.environment(TASK, 0).session.priced)
+        prices.append(tasks.environment(TASK, 0).session.is_priced)
         watch.alarms.append(Alarm(arm_statistic, 1, "up", 9.0))
-        prices.append(tasks.environment(TASK, 1).session.priced)
+        prices.append(tasks.environment(TASK, 1).session.is_priced)
         stage.log(1, solved=0.0)
 
     monkeypatch.setattr(planted_failures, "learn", learn)

@@ -20,13 +20,23 @@ from ref.self_summary import Chain, Segment
 from sims.hack_training import undisturbed
 from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.environment import TextSession
-from sims.microrepo.leftovers import LOST, changed
+from sims.microrepo.leftovers import LOST_DOCSTRING, changed
 from sims.policies import agent
 from sims.real_time_rl import figure, verdicts
-from sims.real_time_rl.loop import Known, Plan, Service, collected, said, ship
+from sims.real_time_rl.loop import Plan, Service, SessionRecord, collected, compute_session_metrics, ship
 from sims.real_time_rl.rewards import Distilling, expected
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
-from sims.real_time_rl.world import ASK, OPEN, AskingSession, clouded, is_hard, is_open, opened, served, with_questions
+from sims.real_time_rl.world import (
+    ASK,
+    OPEN,
+    AskingSession,
+    clouded,
+    is_hard,
+    is_open,
+    open_session,
+    served,
+    with_questions,
+)
 from sims.recipe.learner import language_of
 from sims.recipe.settings import Recipe
 
@@ -36,11 +46,11 @@ seeds = st.integers(0, 10**6)
 shares = st.floats(0, 1)
 USERS = Users()
 
-EDIT = Served(edited=True, quality=1.0, asked=False, open=False, broken=False, seconds=20.0)
+EDIT = Served(edited=True, quality=1.0, has_question=False, open=False, has_broken_call=False, seconds=20.0)
 WRONG = dataclasses.replace(EDIT, quality=0.0)
-QUESTION = dataclasses.replace(WRONG, edited=False, asked=True)
+QUESTION = dataclasses.replace(WRONG, edited=False, has_question=True)
 WELCOME = dataclasses.replace(QUESTION, open=True)
-NOTHING = dataclasses.replace(QUESTION, asked=False)
+NOTHING = dataclasses.replace(QUESTION, has_question=False)
 
 
 def session_of(kind, quality, open, broken, seconds):
@@ -83,25 +93,25 @@ def test_whoever_waits_longer_complains_more(users, session, seconds, kept):
 
 @given(models, seeds, shares, shares, st.floats(0, 1000))
 def test_the_same_user_never_undoes_the_better_edit_of_two(users, seed, one, other, seconds):
-    assume(users.kept <= users.undone)
+    assume(users.kept_edit <= users.undone)
     worse, better = (
         users.react(dataclasses.replace(EDIT, quality=q, seconds=seconds), random.Random(seed))
         for q in sorted((one, other))
     )
-    assert better.kept >= worse.kept and better.followed <= worse.followed
+    assert better.is_kept >= worse.is_kept and better.followed <= worse.followed
 
 
 @given(models, sessions, seeds)
 def test_a_reaction_depends_on_the_seed_alone_and_comes_after_the_session(users, session, seed):
     first = users.react(session, random.Random(seed))
     assert first == users.react(session, random.Random(seed))
-    assert first.hours >= session.seconds / 3600 and (first.kept is None) == (not session.edited)
+    assert first.hours >= session.seconds / 3600 and (first.is_kept is None) == (not session.edited)
 
 
 def test_reactions_are_as_often_as_the_formulas_say():
     """(1), (2) and (3) by hand, for a right edit after 20 seconds."""
     found = [USERS.react(EDIT, random.Random(f"user {number}")) for number in range(4000)]
-    assert np.mean([one.kept for one in found]) == pytest.approx(0.95, abs=0.015)
+    assert np.mean([one.is_kept for one in found]) == pytest.approx(0.95, abs=0.015)
     patient = math.exp(-20 / 90)
     expected = 1 - (0.95 * 0.95 + 0.05 * 0.4) * patient
     assert np.mean([one.followed for one in found]) == pytest.approx(expected, abs=0.03)
@@ -110,7 +120,8 @@ def test_reactions_are_as_often_as_the_formulas_say():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"slip": 0.6}, {"tries": 0}, {"patience": 0.0}, {"delay": -1.0}, {"kept": 1.5}, {"patience": math.inf}]
+    "wrong",
+    [{"slip": 0.6}, {"tries": 0}, {"patience": 0.0}, {"delay": -1.0}, {"kept_edit": 1.5}, {"patience": math.inf}],
 )
 def test_numbers_of_no_user(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*got"):
@@ -118,7 +129,7 @@ def test_numbers_of_no_user(wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"quality": 1.5}, {"seconds": -1.0}, {"seconds": math.nan}, {"asked": True}, {"edited": False}]
+    "wrong", [{"quality": 1.5}, {"seconds": -1.0}, {"seconds": math.nan}, {"has_question": True}, {"edited": False}]
 )
 def test_a_session_that_cannot_be(wrong):
     with pytest.raises(ValueError):
@@ -150,7 +161,9 @@ def test_without_a_question_it_is_the_small_world(seed):
     turns = demonstration(task, rng, NOISY)
     plain, session = Session(task), AskingSession(task)
     assert isinstance(session, TextSession) and session.prompt == plain.prompt
-    assert played(session, turns) == played(plain, turns) and session.verify() == plain.verify() and not session.asked
+    assert (
+        played(session, turns) == played(plain, turns) and session.verify() == plain.verify() and not session.has_asked
+    )
 
 
 def test_a_question_ends_the_session():
@@ -158,7 +171,7 @@ def test_a_question_ends_the_session():
     assert played(session, [f"read {TASK.target}\n{ASK}\nread m99"]) == [Session(TASK).step(f"read {TASK.target}")]
     assert (
         session.done
-        and session.asked
+        and session.has_asked
         and session.turns == 1
         and session.counts["calls"] == 2
         and session.counts["invalid_calls"] == 0
@@ -176,20 +189,20 @@ def test_what_asks_nothing(turn):
     """What follows `done`, one call too many, and what only looks like it."""
     session = AskingSession(TASK)
     session.step(turn)
-    assert not session.asked and session.turns == 1
+    assert not session.has_asked and session.turns == 1
 
 
 def test_a_question_in_the_last_turn_is_asked():
     session = AskingSession(TASK, max_turns=1)
     session.step(f"test\n{ASK}")
-    assert session.asked and session.turns == 1
+    assert session.has_asked and session.turns == 1
 
 
 def test_a_fork_goes_its_own_way():
     session = AskingSession(TASK)
     twin = session.fork()
     twin.step(ASK)
-    assert twin.asked and not session.asked and not session.done
+    assert twin.has_asked and not session.has_asked and not session.done
 
 
 def episode(task, turns, written=10, max_turns=12):
@@ -211,20 +224,23 @@ def test_what_came_of_a_session():
     done = [wrote(TASK.answer), "test", "done"]
     assert served(episode(TASK, done)) == dataclasses.replace(EDIT, seconds=9.5)
     assert served(episode(TASK, [ASK], 20)) == dataclasses.replace(QUESTION, seconds=4.0)
-    assert served(episode(changed(TASK, LOST), [ASK], 20)) == dataclasses.replace(WELCOME, seconds=4.0)
+    assert served(episode(changed(TASK, LOST_DOCSTRING), [ASK], 20)) == dataclasses.replace(WELCOME, seconds=4.0)
     assert served(episode(TASK, ["done"], 20)) == dataclasses.replace(NOTHING, seconds=4.0)
-    assert served(episode(TASK, ["raed m1", *done])).broken and served(episode(TASK, ["", f"ask why\n{ASK}"])).broken
+    assert (
+        served(episode(TASK, ["raed m1", *done])).has_broken_call
+        and served(episode(TASK, ["", f"ask why\n{ASK}"])).has_broken_call
+    )
     assert not served(
         episode(TASK, [wrote("return m7(a)"), "read m99", *done])
-    ).broken  # sound calls, of which nothing came
+    ).has_broken_call  # sound calls, of which nothing came
     both = served(episode(TASK, [wrote("return 7"), ASK]))
-    assert both.edited and not both.asked  # an edit is there to be judged, whatever was asked after it
+    assert both.edited and not both.has_question  # an edit is there to be judged, whatever was asked after it
 
 
 @given(seeds)
 def test_a_fifth_of_the_tasks_leaves_open_what_is_wanted_and_asks_for_the_same_code(seed):
     task = generate(random.Random(seed), "train")
-    session = opened(task, 10)
+    session = open_session(task, 10)
     assert (
         is_open(session.task) == (session.task != task)
         and session.task.answer == task.answer
@@ -255,12 +271,12 @@ def test_demonstrations_ask_before_they_write(seed, asks):
 
 @given(seeds)
 def test_demonstrations_of_open_tasks_ask_or_guess(seed):
-    task = changed(generate(random.Random(seed), "train"), LOST)
+    task = changed(generate(random.Random(seed), "train"), LOST_DOCSTRING)
     asks, guesses = (with_questions(task, random.Random(seed), NOISY, 0.0, welcome) for welcome in (1.0, 0.0))
     assert asks == [f"read {task.target}", ASK]
     session = AskingSession(task)
     played(session, guesses)
-    assert session.done and session.body is not None and not session.asked
+    assert session.done and session.body is not None and not session.has_asked
 
 
 # Rewards.
@@ -282,11 +298,11 @@ def test_rewards_by_hand():
 
 @given(sessions, seeds)
 def test_a_broken_call_is_never_better_than_what_it_hides_where_it_counts(session, seed):
-    broken, whole = (dataclasses.replace(session, broken=flag) for flag in (True, False))
+    broken, whole = (dataclasses.replace(session, has_broken_call=flag) for flag in (True, False))
     reaction = USERS.react(session, random.Random(seed))
     assert THROWN.reward(broken, reaction) is None
     counted, honest = CURED.reward(broken, reaction), CURED.reward(whole, reaction)
-    assert counted is not None and honest is not None and (counted <= honest or session.asked)
+    assert counted is not None and honest is not None and (counted <= honest or session.has_question)
     assert THROWN.reward(whole, reaction) == honest
 
 
@@ -321,7 +337,7 @@ def test_bad_prices():
 
 def known(loop, step=0):
     """A session whose reaction is known at the end of a loop."""
-    return Known(chain(), EDIT, Reaction(True, False, 1.0), step, loop)
+    return SessionRecord(chain(), EDIT, Reaction(True, False, 1.0), step, loop)
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(0, 5), st.integers(1, 4))
@@ -347,7 +363,7 @@ def test_what_is_said_of_sessions():
     ended = [
         (TASK, [wrote(TASK.answer), "done"]),
         (TASK, [ASK]),
-        (changed(TASK, LOST), ["raed m1", ASK]),
+        (changed(TASK, LOST_DOCSTRING), ["raed m1", ASK]),
         (TASK, [wrote("return 7"), "done"]),
     ]
     found = []
@@ -355,7 +371,7 @@ def test_what_is_said_of_sessions():
         one = episode(task, turns)
         session = served(one)
         found.append((one, session, Reaction(number == 0 if session.edited else None, number == 1, 1.0)))
-    told = said(found)
+    told = compute_session_metrics(found)
     assert told.pop("seconds") == pytest.approx(np.mean([6.5, 3.5, 6.5, 6.5])) and told.pop("edit_seconds") == 6.5
     third = {"needless": 1 / 3, "kept": 0.5, "welcome": 1.0, "broken_hard": 1.0}
     assert told == pytest.approx({"right": 0.5, "edited": 0.5, "broken": 0.25, "followed": 0.25} | third)

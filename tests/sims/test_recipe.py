@@ -30,9 +30,9 @@ from sims.recipe import data as corpus
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
 from sims.recipe.agent import Language, single
-from sims.recipe.latest import MOST
+from sims.recipe.latest import MAX_ROLLOUTS
 from sims.recipe.learner import Learner, language_of, load_checkpoint
-from sims.recipe.tasks import kept
+from sims.recipe.tasks import compute_keep_probabilities
 from tests import elsewhere, forks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_every_stage_leaves_its_result(tiny_run):
     newest = json.loads((tiny_run / "rollouts/rl.json").read_text())
     assert (
         newest["step"] == 4
-        and len(newest["rollouts"]) == min(SMOKE["rl"]["rollouts"], MOST)
+        and len(newest["rollouts"]) == min(SMOKE["rl"]["rollouts"], MAX_ROLLOUTS)
         and all(one["text"] for one in newest["rollouts"])
     )
     cpt_loss = [json.loads(line)["loss"] for line in (tiny_run / "metrics/cpt.jsonl").read_text().splitlines()]
@@ -367,9 +367,13 @@ def test_later_steps_hold_more_of_the_tasks_that_took_longer(tmp_path, monkeypat
 def test_how_hard_a_kind_is_by_hand():
     played = np.array([[10, 40, 300], [5, 30, 300], [0, 0, 0]])
     # 4 and 6 turns, 30 and 60 tokens: (4/5 + 30/45)/2 against (6/5 + 60/45)/2. What was never played is kept.
-    assert kept(played, 1.0).tolist() == pytest.approx([(0.8 + 2 / 3) / (1.2 + 4 / 3), 1, 1])
-    assert kept(played, 0.0).tolist() == kept(0 * played, 1.0).tolist() == [1, 1, 1]
-    assert kept(played, 2.0)[0] == pytest.approx(kept(played, 1.0)[0] ** 2)
+    assert compute_keep_probabilities(played, 1.0).tolist() == pytest.approx([(0.8 + 2 / 3) / (1.2 + 4 / 3), 1, 1])
+    assert (
+        compute_keep_probabilities(played, 0.0).tolist()
+        == compute_keep_probabilities(0 * played, 1.0).tolist()
+        == [1, 1, 1]
+    )
+    assert compute_keep_probabilities(played, 2.0)[0] == pytest.approx(compute_keep_probabilities(played, 1.0)[0] ** 2)
 
 
 def test_smoke_settings_are_settings(tiny_run):

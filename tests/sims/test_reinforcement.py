@@ -17,7 +17,7 @@ from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
 from ref.network import Config, Transformer
 from ref.network.masters import Masters
-from ref.rl import Done, improve, own_logp, pad, routing, score_rollouts
+from ref.rl import Done, compute_own_logp, improve, make_routing, pad, score_rollouts
 from ref.rollout import Limits
 from ref.self_summary import spread
 from sims.microrepo import documents
@@ -58,7 +58,8 @@ def played():
     for n, task in enumerate(itertools.islice(task_stream(config, "rl"), 10)):
         rollouts += agent.play(sampler, language, [task], 4, Limits(agent.single(150 + 8 * n)), 4, generator)
     assert (
-        len({len(one_row(one.chain).tokens) for one in rollouts}) > 1 and min(one.chain.written for one in rollouts) > 1
+        len({len(one_row(one.chain).tokens) for one in rollouts}) > 1
+        and min(one.chain.num_sampled_tokens for one in rollouts) > 1
     )
     return config, model, mtp, rollouts, language
 
@@ -68,7 +69,7 @@ def a_step(played, monkeypatch, cores, rewards):
     config, model, mtp, rollouts, language = played
     monkeypatch.setattr(process, "cores", lambda: cores)
     given = iter(rewards)
-    monkeypatch.setattr(rl, "reward_terms", lambda *_: {"tests": next(given), "effort": 0.0})
+    monkeypatch.setattr(rl, "compute_reward_terms", lambda *_: {"tests": next(given), "effort": 0.0})
     learner = Learner(config, copy.deepcopy(model), copy.deepcopy(mtp), 0.0, 0.0)
     learner.optimizers = [torch.optim.SGD(learner.trunk.masters.parameters(), lr=1.0)]
     learner.mtp_optimizers = [torch.optim.SGD(learner.mtp.masters.parameters(), lr=1.0)]
@@ -81,7 +82,7 @@ def advance(config, learner, reference, rollouts, tasks):
     learner.rates = [[group["lr"] for group in one.param_groups] for one in learner.all_optimizers]
     rollouts = [replace(one) for one in rollouts]
     score_rollouts(config.rl, tasks, rollouts, hash_seed(config.seed, "hints", 0))
-    more = {"mtp": learner.drafts(0), "mtp_weight": learner.mtp_weight, "each": CORES}
+    more = {"mtp": learner.drafts(0), "mtp_weight": learner.mtp_weight, "map_fn": CORES}
     result = improve(config.rl, learner.model, reference, rollouts, **more)
     chosen = [one.task for one in rollouts[:: config.rl.rollouts]]
     return metrics_of(config, Done(1, chosen, rollouts, result, learner.apply(result, 1.0)))
@@ -173,8 +174,8 @@ def test_the_step_is_the_one_on_the_whole_batch(played, monkeypatch, cores):
     ids, mask, behavior = pad(segments)
     advantages = spread(dr_grpo.group_advantages(torch.tensor(REWARDS).view(10, 4)).flatten(), chains)
     plain, layers = copy.deepcopy(model), copy.deepcopy(mtp)
-    out = plain(ids, logits=False, experts=routing(segments, ids.shape[1], "plain", 0.0))
-    logp = own_logp(plain, out.hidden, ids, mask, r.temperature)
+    out = plain(ids, logits=False, experts=make_routing(segments, ids.shape[1], "plain", 0.0))
+    logp = compute_own_logp(plain, out.hidden, ids, mask, r.temperature)
     loss = dr_grpo.policy_loss(logp, behavior[:, 1:], advantages, mask[:, 1:], budget=float(40 * r.budget_tokens))
     doc = torch.where(torch.arange(ids.shape[1]) < torch.tensor([len(s.tokens) for s in segments])[:, None], 0, -1)
     distilled, _, _ = mtp_loss(layers, plain, out, ids, doc, mask.float())

@@ -13,7 +13,7 @@ from kit.settings import fill
 from ref import cpt
 from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rl import Done, improve, reference_kl, reward_terms, score_rollouts
+from ref.rl import Done, compute_reference_kl, compute_reward_terms, improve, score_rollouts
 from ref.rollout import Limits, script_rollout
 from ref.self_summary import spread
 from sims import self_summary
@@ -55,7 +55,7 @@ def config():
 
 @pytest.fixture
 def how(language):
-    return chains.chaining(language, 96, 40, 70)
+    return chains.make_chaining(language, 96, 40, 70)
 
 
 def lesson(language, how, depth, seed=0, memory=NEVER, noise=None):
@@ -134,7 +134,7 @@ def test_summaries_by_hand(language, how):
     say(f"write {task.target}\n    {task.answer}")
     say("test")
     assert one.summary() == "passed"  # nothing else is needed any more
-    assert one.known == []
+    assert one.known_files == []
 
 
 def test_a_forgotten_file_is_read_again_and_a_wordy_summary_says_more(language):
@@ -146,7 +146,7 @@ def test_a_forgotten_file_is_read_again_and_a_wordy_summary_says_more(language):
     for turn in (f"read {helper}", f"read {task.target}"):
         say(turn)
     text = one.summary()
-    lost = ({helper, task.target} - set(one.known)).pop()
+    lost = ({helper, task.target} - set(one.known_files)).pop()
     assert one.turns == [f"read {lost}", "done"] and one.fact(lost, False) not in text
     other = next(iter(set(task.files) - {helper, task.target}), None)
     for longest, wordy in ((1000, True), (10, False)):  # one that is too long is cut down to what is needed
@@ -156,7 +156,7 @@ def test_a_forgotten_file_is_read_again_and_a_wordy_summary_says_more(language):
             say(f"read {name}")
         text = one.summary()
         assert (f"{helper}: {task.files[helper].doc} is {task.files[helper].expr}" in text) == wordy
-        assert other is None or (other in one.known) == wordy
+        assert other is None or (other in one.known_files) == wordy
 
 
 def test_lessons_are_finished_and_within_the_limits(language, how, config):
@@ -169,7 +169,7 @@ def test_lessons_are_finished_and_within_the_limits(language, how, config):
 
 def test_a_lesson_whose_last_turn_a_limit_cuts_is_left_out(language, config):
     """Without summaries, some contexts are full within the turn that would have ended the episode."""
-    few = chains.chaining(language, 80, 12, 40, 1)
+    few = chains.make_chaining(language, 80, 12, 40, 1)
     lessons = itertools.islice(chains.lessons(config, language, few, NoiseConfig(), Memory()), 200)
     last = [lesson.chain.segments[-1] for lesson in lessons]
     assert all(segment.finished for segment in last)
@@ -204,8 +204,8 @@ def test_a_step_on_chains_pays_chains_and_counts_every_token_once(language, how,
     for e in episodes:
         drift = 0.0
         for s in e.chain.segments:
-            drift += reference_kl(model, reference, s.tokens[None], s.sampled[None], s.logp[None])[0].item()
-        rewards.append(sum(reward_terms(e, config.rl.payment).values()) - config.rl.payment.kl * drift)
+            drift += compute_reference_kl(model, reference, s.tokens[None], s.sampled[None], s.logp[None])[0].item()
+        rewards.append(sum(compute_reward_terms(e, config.rl.payment).values()) - config.rl.payment.kl * drift)
     pairs = torch.tensor(rewards, dtype=torch.float64).view(3, 2)
     advantages = (pairs - pairs.mean(1, keepdim=True)).flatten().tolist()
     written = [sum(int(s.sampled.sum()) for s in e.chain.segments) for e in episodes]

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from kit.runs import Run
 from ref.textual_feedback import leaked
 from sims import feedback_verdicts, hack_training, textual_feedback
-from sims.hinted import CHOSEN, NAMES, REMINDER, Hinted, demonstrations, reminder, repaired
+from sims.hinted import HINTED_RULES, NAMES, REMINDER, Hinted, demonstrations, reminder, repaired
 from sims.hints import faults
 from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
 from sims.microrepo.environment import TextSession
@@ -102,7 +102,7 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
     hints = [hint_of(language, one) for one in found]
     assert 30 < hints.count(None) < len(found) - 30
     wrong = [
-        len(faults(one.task, messages(one, language), CHOSEN))
+        len(faults(one.task, messages(one, language), HINTED_RULES))
         for one, hint in zip(found, hints, strict=True)
         if hint is None
     ]
@@ -113,14 +113,14 @@ def test_demonstrations_err_without_hints_and_obey_them(language):
         aliased = isinstance(session, RenamedSession)
         told = messages(one, language, RenamedSession if aliased else Session)
         this = told[at]
-        assert this.given.endswith(f"\n{text}<|agent|>")
+        assert this.context_before.endswith(f"\n{text}<|agent|>")
         asked.add(text.split()[0] + text.split()[-1])
         if isinstance(session, RenamedSession):
             assert text == reminder(session.name) and this.text.startswith(f"{session.name} {one.task.target}\n")
             assert not any(line.startswith("write ") for message in told for line in message.text.split("\n"))
             continue
         rule = "unread" if text.endswith("not read") else "tool" if text.endswith("call") else "needless"
-        broken = [fault.rule for fault in faults(one.task, told, CHOSEN) if fault.message == this]
+        broken = [fault.rule for fault in faults(one.task, told, HINTED_RULES) if fault.message == this]
         assert rule not in broken
         if text.endswith("not read"):
             assert this.text == f"read {text.split()[1]}"
@@ -158,7 +158,7 @@ def test_contexts_that_end_within_a_turn_are_left_out(language, limit):
 )
 def test_a_fault_is_repaired(language, turns, after):
     found = messages(scripted.played(language, scripted.wide(language), TASK, turns), language)
-    assert repaired(TASK, found, faults(TASK, found, CHOSEN)[0]) == after
+    assert repaired(TASK, found, faults(TASK, found, HINTED_RULES)[0]) == after
 
 
 def test_a_hint_may_stand_in_front_of_the_first_turn(language):

@@ -15,7 +15,7 @@ from sims.microrepo.session import MAX_CALLS
 from sims.recipe.agent import one_row
 from sims.recipe.demonstrations import taught
 from sims.recipe.settings import Memory
-from sims.transcripts import TOOLS, calls_in, messages, played, transcript_of
+from sims.transcripts import TOOLS, calls_in, messages, step_turn, transcript_of
 from tests import scripted
 from tests.scripted import TASK
 
@@ -82,7 +82,7 @@ def test_one_call_at_a_time_is_the_same_as_whole_turns(turns):
     for turn in turns:
         if whole.done:
             break
-        found, answers = played(single, turn)
+        found, answers = step_turn(single, turn)
         assert "\n".join(filter(None, answers)) == whole.step(turn) and len(found) == len(answers)
         calls += found
     assert counts(calls) == whole.counts
@@ -99,7 +99,7 @@ def test_a_body_belongs_to_its_write():
         "write m2\n    return 4",
         "test",
     ]
-    calls, answers = played(Session(TASK), turn)
+    calls, answers = step_turn(Session(TASK), turn)
     assert [(call.name, call.path, call.wrote, call.valid) for call in calls] == [
         ("read", "m3", "", True),
         ("write", "m3", "x = a\nreturn x", True),
@@ -112,13 +112,13 @@ def test_a_body_belongs_to_its_write():
 
 
 def test_an_empty_turn_is_a_broken_call():
-    (call,), (answer,) = played(Session(TASK), "\n  \n")
+    (call,), (answer,) = step_turn(Session(TASK), "\n  \n")
     assert (call.name, call.valid, answer) == ("", False, "error: no call")
 
 
 def test_tests_are_counted_as_the_session_counts_them():
     session = Session(TASK)
-    assert [call.tests for call in played(session, "test\nwrite m3\n    return (a + b) * 2\ntest")[0]] == [
+    assert [call.tests for call in step_turn(session, "test\nwrite m3\n    return (a + b) * 2\ntest")[0]] == [
         (0, 3),
         None,
         (3, 3),
@@ -163,14 +163,14 @@ def test_messages_are_what_the_policy_wrote(language, turns, several):
         assert own == segment.sampled.nonzero()[:, 0].tolist()
     for one in found:
         segment = episode.chain.segments[one.segment]
-        stop = [language.env] if one.whole else []
-        assert segment.tokens[one.begin : one.end].tolist() == [*language.encode(one.text), *stop] or not one.whole
+        stop = [language.env] if one.is_whole else []
+        assert segment.tokens[one.begin : one.end].tolist() == [*language.encode(one.text), *stop] or not one.is_whole
         assert bool(segment.summary[one.begin : one.end].any()) == one.summary
         assert segment.tokens[one.begin - 1] == language.agent
     for before, after in zip(found, found[1:]):
         said = "\n".join(filter(None, before.answers))
         if before.calls and after.segment == before.segment:
-            assert after.given.startswith(before.given + language.decode(language.encode(said)))
+            assert after.context_before.startswith(before.context_before + language.decode(language.encode(said)))
 
 
 @pytest.mark.parametrize("join", ["self", "separate", "truncate"])
@@ -207,7 +207,7 @@ def test_the_record_reads_like_the_episode(language):
     assert record.turns[2].text == Session(TASK).step(turns[0])
     assert record.turns[first + 1].text == summary and sum(turn.text == summary for turn in record.turns) == 1
     assert suite_state(record) == "passed" and record.changed_lines == 1 and len(episode.chain.segments) > 1
-    assert {one.name for one in SMALL_WORLD if one.found(record)} == {"constant", "elsewhere"}
+    assert {one.name for one in SMALL_WORLD if one.matches(record)} == {"constant", "elsewhere"}
 
 
 def test_an_answer_that_no_context_holds_is_found(language):

@@ -18,14 +18,14 @@ from kit.runs import Run
 from kit.settings import RunError, fill
 from ref.monitor import Alarm, Band, learn_band, statistics
 from ref.network import Config, Transformer
-from ref.rl import Watch
+from ref.rl import MonitorSettings
 from sims.microrepo import generate
 from sims.policies import SMOKE
 from sims.recipe import reinforcement
 from sims.recipe import stages as recipe
 from sims.recipe.latest import Latest
 from sims.recipe.watched import NAMES, SIDES
-from sims.recipe.watching import Watching, said, seen, sided
+from sims.recipe.watching import Watching, compute_group_statistics, describe_alarm, sided
 from sims.transcripts import TOOLS, transcript_of
 from tests import scripted
 
@@ -141,7 +141,10 @@ def test_a_group_is_one_value_of_each_statistic(language):
         scripted.played(language, scripted.wide(language), task, some, max_turns=3) for task in tasks for some in turns
     ]
     records = [transcript_of(episode) for episode in episodes]
-    assert seen(episodes, len(tasks), 60) == [statistics(records[:2], TOOLS, 60), statistics(records[2:], TOOLS, 60)]
+    assert compute_group_statistics(episodes, len(tasks), 60) == [
+        statistics(records[:2], TOOLS, 60),
+        statistics(records[2:], TOOLS, 60),
+    ]
 
 
 PLAIN: list = [np.ndarray, np.dtype, type(np.dtype("d")), np.zeros(1).__reduce__()[0]]
@@ -153,7 +156,7 @@ steps = st.lists(st.lists(shares, min_size=2, max_size=2), min_size=1, max_size=
 @settings(max_examples=60)
 def test_saved_and_restored_after_every_step_it_says_the_same(steps, learn):
     """Also through torch's file, which holds plain values only."""
-    config = Watch(learn=learn, tolerance=0.01, error=0.9)
+    config = MonitorSettings(learn=learn, tolerance=0.01, error=0.9)
     straight, halting = Watching(config, unseen), Watching(config, unseen)
     for groups in steps:
         want = straight.step(groups)
@@ -169,7 +172,12 @@ def test_saved_and_restored_after_every_step_it_says_the_same(steps, learn):
 
 def run_of(*parts, error=0.01):
     """The monitor after so many steps of groups with these values, and all that it said."""
-    watch, rng, lines, logged = Watching(Watch(learn=5, error=error), unseen), np.random.default_rng(0), [], []
+    watch, rng, lines, logged = (
+        Watching(MonitorSettings(learn=5, error=error), unseen),
+        np.random.default_rng(0),
+        [],
+        [],
+    )
     for many, changed in parts:
         for _ in range(many):
             means = USUAL | changed
@@ -215,30 +223,30 @@ def test_length_is_watched_both_ways():
 def test_the_errors_of_bands_and_alarms_add_up_to_that_of_the_run():
     watch, _, logged = run_of((6, {}), error=0.02)
     assert watch.monitor and watch.monitor.error == 0.01 and logged[-1]["alarm_at"] == pytest.approx(math.log(7 / 0.01))
-    other = Watching(Watch(learn=1, error=0.02, tolerance=0.1), unseen)
+    other = Watching(MonitorSettings(learn=1, error=0.02, tolerance=0.1), unseen)
     other.learn({name: [mean] * 40 for name, mean in USUAL.items()})
     assert bands_of(other)["broken"] == Band(0.0, learn_band([0.05] * 40, 0.01 / 7, 0.1).high)
     assert bands_of(other)["length"] == learn_band([0.3] * 40, 0.01 / 7, 0.1)
 
 
 def test_a_statistic_without_a_value_at_first_is_not_watched():
-    watch = Watching(Watch(learn=2), unseen)
+    watch = Watching(MonitorSettings(learn=2), unseen)
     for _ in range(6):
         logged, _ = watch.step([USUAL | {"comments": None}] * 4)
     assert "watch_comments" not in logged and set(bands_of(watch)) == {*NAMES} - {"comments"}
     logged, _ = watch.step([USUAL | {"comments": 0.4}] * 4)
     assert logged["watch_comments"] == 0.4 and "high_comments" not in logged
-    empty = Watching(Watch(learn=1), unseen)
+    empty = Watching(MonitorSettings(learn=1), unseen)
     assert empty.step([dict.fromkeys(NAMES)]) == ({}, []) and empty.monitor is None
 
 
 def test_an_alarm_in_words():
     bands = {"length": Band(0.1, 0.4), "entropy": Band(0.7, 1.0), "broken": Band(0.0, 0.2)}
-    assert said(Alarm("length", 3, "down", 9.0), 13, 0.05, bands) == (
+    assert describe_alarm(Alarm("length", 3, "down", 9.0), 13, 0.05, bands) == (
         "monitor: length of rollouts changed by step 13: less than usual (0.10 to 0.40), now 0.05"
     )
-    assert "less than usual (at least 0.70)" in said(Alarm("entropy", 3, "down", 9.0), 13, None, bands)
-    assert "more than usual (at most 0.20), now 0.50" in said(Alarm("broken", 3, "up", 9.0), 13, 0.5, bands)
+    assert "less than usual (at least 0.70)" in describe_alarm(Alarm("entropy", 3, "down", 9.0), 13, None, bands)
+    assert "more than usual (at most 0.20), now 0.50" in describe_alarm(Alarm("broken", 3, "up", 9.0), 13, 0.5, bands)
     assert set(SIDES) == set(NAMES)
     assert sided("broken", Band(0.1, 0.2)) == Band(0.0, 0.2) and sided("entropy", Band(0.1, 0.2)) == Band(0.1, 1.0)
 

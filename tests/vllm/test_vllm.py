@@ -17,7 +17,7 @@ from ref import weight_sync
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from ref.network import KVCache, load_hf
-from ref.rl import Payment, Settings
+from ref.rl import RewardCoefficients, Settings
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
 from scaled.async_rl.player import Player
@@ -236,7 +236,14 @@ def test_six_steps_of_rl_in_the_small_world(agent, tmp_path):
     """With the services: nobody dies, no group is lost, the served sums are the trainer's at every version, and the
     journal replays."""
     rl = Settings(
-        steps=6, prompts=4, rollouts=4, lr=1e-3, warmup=0, decay=0, max_len=96, payment=Payment(effort_price=0.002)
+        steps=6,
+        prompts=4,
+        rollouts=4,
+        lr=1e-3,
+        warmup=0,
+        decay=0,
+        max_len=96,
+        payment=RewardCoefficients(effort_price=0.002),
     )
     parts, rules = Small(Async(str(agent), tool_s=0.05, rl=rl)), Rules(4, 2, 6)
     play(Plan(tmp_path, rules, parts, 1, slots=12, rollouts=4, timeout=60.0, engine="vllm"))
@@ -311,7 +318,7 @@ def test_ranks_vllm_and_a_store_on_ray_are_one_run(agent, tmp_path, monkeypatch)
         assert reader.fetch(number) == number
         reader.swap()
         sums[number] = total({part.name: f"{weight_sync.digest(part):032x}" for part in weight_sync.parts(network)})
-    assert {len(link["shards"]) for manifest in reader.known.values() for link in manifest["links"]} == {2}
+    assert {len(link["shards"]) for manifest in reader.manifests.values() for link in manifest["links"]} == {2}
     loads = [(line["version"], line["sums"]) for line in log if line["what"] == "load"]
     assert len(loads) > 1 and all(sums[number] == value for number, value in loads) and len(set(sums.values())) > 1
     print(f"\nversions loaded {[number for number, _ in loads]}")

@@ -41,7 +41,7 @@ def find_plain_type(value: Any) -> Any:
     )
 
 
-def packed(value: Any, exact: bool = True, depth: int = 0) -> Any:
+def pack_value(value: Any, exact: bool = True, depth: int = 0) -> Any:
     """A value as JSON: None, truths and texts as they are, a list with its kind for all else. `exact`: classes that
     derive from plain types are none, and dicts keep their order. Raises NotPlain."""
     if depth > DEEPEST:
@@ -58,29 +58,31 @@ def packed(value: Any, exact: bool = True, depth: int = 0) -> Any:
     if kind is bytes:
         return ["bytes", bytes.hex(value)]
     if kind in (list, tuple, set, frozenset):
-        parts = [packed(part, exact, depth + 1) for part in kind.__iter__(value)]
+        parts = [pack_value(part, exact, depth + 1) for part in kind.__iter__(value)]
         return [kind.__name__.removeprefix("frozen"), parts if kind in (list, tuple) else sorted(parts, key=json.dumps)]
     if kind is dict:
-        pairs = [[packed(key, exact, depth + 1), packed(part, exact, depth + 1)] for key, part in dict.items(value)]
+        pairs = [
+            [pack_value(key, exact, depth + 1), pack_value(part, exact, depth + 1)] for key, part in dict.items(value)
+        ]
         return ["dict", pairs if exact else sorted(pairs, key=json.dumps)]
     raise NotPlain(kind.__name__)
 
 
-def unpacked(told: Any) -> Any:
+def unpack_value(packed_value: Any) -> Any:
     """The value that was packed. Raises ValueError for what is none."""
-    if told is None or isinstance(told, bool | str):
-        return told
-    if not (isinstance(told, list) and len(told) == 2 and isinstance(told[0], str)):
+    if packed_value is None or isinstance(packed_value, bool | str):
+        return packed_value
+    if not (isinstance(packed_value, list) and len(packed_value) == 2 and isinstance(packed_value[0], str)):
         raise ValueError("no packed value")
-    kind, content = told
+    kind, content = packed_value
     if kind in ("int", "float"):
         return {"int": int, "float": float}[kind](content)
     if kind == "bytes":
         return bytes.fromhex(content)
     if kind in ("list", "tuple", "set"):
-        return {"list": list, "tuple": tuple, "set": set}[kind](map(unpacked, content))
+        return {"list": list, "tuple": tuple, "set": set}[kind](map(unpack_value, content))
     if kind == "dict":
-        return {unpacked(key): unpacked(part) for key, part in content}
+        return {unpack_value(key): unpack_value(part) for key, part in content}
     raise ValueError(f"no packed value: {kind[:20]}")
 
 
@@ -174,8 +176,8 @@ class CallTracer:
         try:
             row = {
                 "function": name,
-                "args": [packed(value) for value in args],
-                "named": {key: packed(value) for key, value in named.items()},
+                "args": [pack_value(value) for value in args],
+                "named": {key: pack_value(value) for key, value in named.items()},
             }
             text = json.dumps({**row, "outside": outside}, sort_keys=True)
         except NotPlain:
@@ -242,8 +244,8 @@ def answer_call(call, tracer, seconds):
     """What comes of a call: its kind and what it is; whether a hole was reached, and whether the arguments stayed as
     they were. `seconds`: of processor time for it."""
     args, named = (
-        [unpacked(argument) for argument in call["args"]],
-        {key: unpacked(argument) for key, argument in call["named"].items()},
+        [unpack_value(argument) for argument in call["args"]],
+        {key: unpack_value(argument) for key, argument in call["named"].items()},
     )
     tracer.has_reached_hole, has_reached_hole = False, False
     try:
@@ -257,7 +259,7 @@ def answer_call(call, tracer, seconds):
             sys.settrace(None)
             signal.setitimer(signal.ITIMER_PROF, 0)
             has_reached_hole = tracer.has_reached_hole
-        outcome = ["value", packed(value, exact=False)]
+        outcome = ["value", pack_value(value, exact=False)]
         if len(json.dumps(outcome)) > ANSWER:
             raise NotPlain("too long")
     except NotPlain:
@@ -265,8 +267,8 @@ def answer_call(call, tracer, seconds):
     except BaseException as error:
         outcome = ["error", [error_class.__name__ for error_class in type(error).__mro__[:-1]]]
     try:
-        is_unchanged = [packed(argument) for argument in args] == call["args"] and {
-            key: packed(argument) for key, argument in named.items()
+        is_unchanged = [pack_value(argument) for argument in args] == call["args"] and {
+            key: pack_value(argument) for key, argument in named.items()
         } == call["named"]
     except NotPlain:
         is_unchanged = False

@@ -289,15 +289,15 @@ def answer(number: int, question: dict) -> str:
     fresh, remote = sys.modules["fresh"], sys.modules["remote"]
     try:
         args, named = (
-            [fresh.unpacked(argument) for argument in question["args"]],
-            {key: fresh.unpacked(argument) for key, argument in question["named"].items()},
+            [fresh.unpack_value(argument) for argument in question["args"]],
+            {key: fresh.unpack_value(argument) for key, argument in question["named"].items()},
         )
         module, _, name = question["function"].partition(":")
         value = getattr(importlib.import_module(module), name)(*args, **named)
-        outcome = ["value", fresh.packed(value, exact=False)]
+        outcome = ["value", fresh.pack_value(value, exact=False)]
     except (fresh.NotPlain, remote.NotCarried):
         outcome = ["other", None]
-    except remote.Broken:
+    except remote.LinkError:
         raise
     except BaseException as error:
         outcome = ["error", [error_class.__name__ for error_class in type(error).__mro__[:-1]]]

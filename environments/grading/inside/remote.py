@@ -13,7 +13,7 @@ What one side knows about the other (`Link.strict` is True on the examiner's sid
    types, and exceptions of modules that are imported already.
 3. Two references whose class compares them by a method of its own are not compared: the test has not been carried
    (`NotCarried`).
-A line that is no message ends the link (`Broken`).
+A line that is no message ends the link (`LinkError`).
 """
 
 import abc
@@ -40,7 +40,7 @@ import uuid
 import warnings
 from typing import Any
 
-__all__ = ["Broken", "Link", "NotCarried"]
+__all__ = ["LinkError", "Link", "NotCarried"]
 
 LONGEST = 16 << 20
 """Bytes of a message."""
@@ -143,7 +143,7 @@ class NotCarried(Exception):
     """A test asks for what cannot cross the pipe."""
 
 
-class Broken(BaseException):
+class LinkError(BaseException):
     """The other side has ended, or has said what is no message."""
 
 
@@ -467,14 +467,14 @@ class Link:
                 view = view[os.write(self.writer, view) :]
         except OSError:
             self.is_broken = True
-            raise Broken("the other side has ended") from None
+            raise LinkError("the other side has ended") from None
 
     def receive(self) -> list:
         while (end := self.buffer.find(b"\n")) < 0:
             block = b"" if len(self.buffer) > LONGEST else os.read(self.reader, 1 << 16)
             if not block:
                 self.is_broken = True
-                raise Broken("the other side has ended")
+                raise LinkError("the other side has ended")
             self.buffer += block
         line = bytes(self.buffer[:end])
         del self.buffer[: end + 1]
@@ -484,22 +484,22 @@ class Link:
             message = None
         if not (isinstance(message, list) and message and isinstance(message[0], str)):
             self.is_broken = True
-            raise Broken("no message")
+            raise LinkError("no message")
         return message
 
-    def ask(self, what: str, *parts: Any) -> Any:
+    def ask(self, action: str, *parts: Any) -> Any:
         """A request, and its answer. Raises what the other side raises, NotCarried, and Broken."""
         with self.lock:
             if self.is_broken:
-                raise Broken("the link is broken")
+                raise LinkError("the link is broken")
             self.depth, self.requests = self.depth + 1, self.requests + 1
             try:
                 if self.strict and self.requests > MAX_REQUESTS:
                     raise self.refuse(f"it makes more than {MAX_REQUESTS} requests")
                 if self.depth > DEEPEST:
                     raise RecursionError("requests within requests")
-                args = parts[1] if what in ("call", "method") else ()
-                self.send(self._make_request(what, parts))
+                args = parts[1] if action in ("call", "method") else ()
+                self.send(self._make_request(action, parts))
                 while (message := self.receive())[0] not in ("ok", "error"):
                     self.serve(message)
                 return self._read_outcome(message, args)
@@ -543,12 +543,12 @@ class Link:
             raise
         except Exception as error:
             self.is_broken = True
-            raise Broken(f"no answer: {type(error).__name__}: {error}") from None
+            raise LinkError(f"no answer: {type(error).__name__}: {error}") from None
         if kind == "ok":
             return value
         if not isinstance(value, BaseException):
             self.is_broken = True
-            raise Broken("no error")
+            raise LinkError("no error")
         raise value
 
     def get(self, number: int, name: str) -> Any:
@@ -568,7 +568,7 @@ class Link:
         parts = [[name, *self._describe_attribute(part)] for name, part in space.items()]
         number = self.ask("derive", kind.__name__, [*kind.__bases__], parts)
         if type(number) is not int:
-            raise Broken("no number of a class")
+            raise LinkError("no number of a class")
         kind._derived, kind._number = True, number
         self.theirs[number] = kind
 
@@ -606,7 +606,7 @@ class Link:
         try:
             answer = self._handle_request(message, extras)
             response = ["ok", answer]
-        except Broken:
+        except LinkError:
             raise
         except BaseException as error:
             if self.strict and not isinstance(error, Exception):
@@ -824,13 +824,13 @@ class Link:
             for parameter in signature_parameters
         ]
 
-    def unpack(self, told: Any, depth: int = 0) -> Any:
+    def unpack(self, packed_value: Any, depth: int = 0) -> Any:
         """The value that was packed. Raises ValueError and others for what is none."""
         if depth > 2 * DEEPEST:
             raise ValueError("a value is too deep")
-        if told is None or isinstance(told, bool | str | int | float):
-            return told
-        code, *fields = told
+        if packed_value is None or isinstance(packed_value, bool | str | int | float):
+            return packed_value
+        code, *fields = packed_value
         if code in SEQUENCES:
             return SEQUENCES[code]([self.unpack(part, depth + 1) for part in fields[0]])
         if code == "d":
@@ -1127,12 +1127,12 @@ def notices(warned: list, streams: dict[str, Any]) -> dict:
     return notes
 
 
-def repeat(link: Link, more: dict) -> None:
+def repeat(link: Link, extras: dict) -> None:
     """On the examiner's side: does again what was noticed on the other one."""
     for name in ("stdout", "stderr"):
-        if isinstance(text := more.get(name), str):
+        if isinstance(text := extras.get(name), str):
             getattr(sys, name).write(text)
-    for name, text in more.get("warned", ()):
+    for name, text in extras.get("warned", ()):
         kind = getattr(builtins, str(name), None)
         if not (isinstance(kind, type) and issubclass(kind, Warning)):
             kind = UserWarning

@@ -3,7 +3,8 @@ OSError."""
 
 from __future__ import annotations
 
-import _signal as signal  # pyright: ignore[reportMissingImports]  # the package signal loads enum, which slows down every start
+# The package signal loads enum, which slows down every start.
+import _signal as signal  # pyright: ignore[reportMissingImports]
 import ctypes
 import os
 
@@ -40,24 +41,25 @@ def _check(code: int, action: str) -> None:
         raise OSError(number, f"{action}: {os.strerror(number)}")
 
 
-def mount(kind: str, where: str, options: str = "", flags: int = NOSUID | NODEV) -> None:
+def mount(kind: str, target: str, options: str = "", flags: int = NOSUID | NODEV) -> None:
     """Mounts a file system of this kind."""
     _check(
-        libc.mount(kind.encode(), where.encode(), kind.encode(), flags, options.encode()), f"mount of {kind} on {where}"
+        libc.mount(kind.encode(), target.encode(), kind.encode(), flags, options.encode()),
+        f"mount of {kind} on {target}",
     )
 
 
-def bind(what: str, where: str, read_only: bool = False) -> None:
+def bind(source: str, target: str, read_only: bool = False) -> None:
     """Lets a file or a folder appear at another path."""
-    _check(libc.mount(what.encode(), where.encode(), None, BIND, None), f"bind of {what} on {where}")
+    _check(libc.mount(source.encode(), target.encode(), None, BIND, None), f"bind of {source} on {target}")
     if read_only:
         flags = BIND | REMOUNT | READ_ONLY | NOSUID | NODEV | NOEXEC
-        _check(libc.mount(None, where.encode(), None, flags, None), f"making {where} read-only")
+        _check(libc.mount(None, target.encode(), None, flags, None), f"making {target} read-only")
 
 
-def unmount(where: str) -> None:
+def unmount(target: str) -> None:
     """Takes a mount out of sight. What was bound from it, and what is open in it, goes on."""
-    _check(libc.umount2(where.encode(), DETACH), f"unmount of {where}")
+    _check(libc.umount2(target.encode(), DETACH), f"unmount of {target}")
 
 
 def keep_mounts() -> None:

@@ -22,7 +22,17 @@ def _load_c_codec():
     import _json  # pyright: ignore[reportMissingImports]
 
     scan = _json.make_scanner(_Settings)  # pyright: ignore[reportArgumentType]
-    make = _json.make_encoder(None, None, _json.encode_basestring_ascii, None, ": ", ", ", False, False, True)  # pyright: ignore[reportArgumentType]
+    make = _json.make_encoder(
+        None,
+        None,  # pyright: ignore[reportArgumentType]
+        _json.encode_basestring_ascii,
+        None,
+        ": ",
+        ", ",
+        False,
+        False,
+        True,
+    )
 
     def decode(text: str) -> object:
         try:

@@ -45,18 +45,18 @@ class Nursling(server.Server):
     """Whether a command has begun here. What it was told is left in this process's memory, of which a program has a
     copy."""
 
-    def spawn(self, command: str, told: int) -> shell.Command:
+    def spawn(self, command: str, stdin: int) -> shell.Command:
         """Begins a program that is imported, before anything else has begun, and starts any other command. Raises
         Refused."""
         had_begun, self.has_begun = self.has_begun, True
         if command not in self.programs:
-            return super().spawn(command, told)
+            return super().spawn(command, stdin)
         if had_begun:
             raise Refused("what is imported begins only in a sandbox in which nothing has begun before")
         reader, writer = os.pipe()
         try:
             if (pid := os.fork()) == 0:
-                _run_program(self.programs[command], told, writer, {**shell.ENVIRONMENT, **self.start.environment})
+                _run_program(self.programs[command], stdin, writer, {**shell.ENVIRONMENT, **self.start.environment})
         except OSError:
             os.close(reader)
             raise

@@ -10,10 +10,10 @@ from .tree import Refused, Room, Rows, line, open_file, place, walk
 
 __all__ = ["glob", "grep", "pattern"]
 
-LONGEST, SHOWN, CONTEXT_BEFORE = 8 * 2**20, 1000, 200
+LONGEST, EXCERPT_CHARACTERS, CONTEXT_BEFORE = 8 * 2**20, 1000, 200
 """Bytes of a line that are searched, as of a text in UTF-16 or UTF-32; characters of a line that are shown, and those
 before the match."""
-MORE = "there is more: look in a folder beneath, or for something rarer"
+TRUNCATION_NOTE = "there is more: look in a folder beneath, or for something rarer"
 
 
 def pattern(words: str) -> re.Pattern[str]:
@@ -47,7 +47,7 @@ def glob(room: Room, pattern: str, path: str = ".") -> str:
         if entry.is_dir(follow_symlinks=False) or not expression.fullmatch(name):
             continue
         if not rows.add(line(name)):
-            return rows.text(MORE)
+            return rows.text(TRUNCATION_NOTE)
     return rows.text() or "nothing matches"
 
 
@@ -77,7 +77,7 @@ def grep(room: Room, pattern: str, path: str = ".", glob: str = "*", ignore_case
             for number, text in rows or ():
                 match = expression.search(text)
                 if match is not None and not output.add(f"{line(name)}:{number}:{_excerpt(text, match.start())}"):
-                    return output.text(MORE)
+                    return output.text(TRUNCATION_NOTE)
     return output.text() or "nothing matches"
 
 
@@ -104,10 +104,12 @@ def _narrow_lines(file):
 
 def _excerpt(text: str, at: int) -> str:
     """A line, or the part of a long one in which the match begins."""
-    if len(text) <= SHOWN:
+    if len(text) <= EXCERPT_CHARACTERS:
         return text
-    start = max(0, min(at - CONTEXT_BEFORE, len(text) - SHOWN))
-    return f"{'…' * (start > 0)}{text[start : start + SHOWN]}{'…' * (start + SHOWN < len(text))}"
+    start = max(0, min(at - CONTEXT_BEFORE, len(text) - EXCERPT_CHARACTERS))
+    return (
+        f"{'…' * (start > 0)}{text[start : start + EXCERPT_CHARACTERS]}{'…' * (start + EXCERPT_CHARACTERS < len(text))}"
+    )
 
 
 def _list_files(room: Room, path: str):

@@ -158,16 +158,16 @@ class Server(shell.Stop):
         self.waiting = Waiting(self.room, bounds, self, running, writer)
         return self.waiting.ready
 
-    def spawn(self, command: str, told: int) -> shell.Command:
+    def spawn(self, command: str, stdin: int) -> shell.Command:
         """Starts a command that reads from a handle."""
-        return shell.spawn(self.room, self.start.environment, command, told=told)
+        return shell.spawn(self.room, self.start.environment, command, stdin=stdin)
 
-    def tell(self, text: str, bounds: shell.Bounds) -> shell.Heard:
+    def tell(self, text: str, bounds: shell.Bounds) -> shell.CommandResult:
         """Tells the command that waits. Raises Refused where none does."""
         waiting, self.waiting = self.waiting, None
         if waiting is None:
             raise Refused("no command waits for what it is told")
-        return waiting.told(text.encode("utf-8", "surrogateescape"), bounds, self)
+        return waiting.send_input(text.encode("utf-8", "surrogateescape"), bounds, self)
 
     def end_waiting(self) -> None:
         """Ends what waits: no tool works beside another process."""
@@ -202,13 +202,13 @@ class Server(shell.Stop):
                 changes.fetch(request["path"], self.writer)
 
 
-def encode_result(result: shell.Heard) -> dict:
+def encode_result(result: shell.CommandResult) -> dict:
     """How a command ended, for an answer."""
     return {
         "text": result.text,
         "exit": result.exit,
-        "ended": result.ended,
-        "ok": result.exit == 0 and result.ended is None,
+        "ended": result.end_reason,
+        "ok": result.exit == 0 and result.end_reason is None,
     }
 
 

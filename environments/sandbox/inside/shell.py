@@ -17,13 +17,13 @@ __all__ = [
     "TICK",
     "Bounds",
     "Command",
-    "Heard",
+    "CommandResult",
     "Stop",
     "Tail",
     "end_all",
     "finish",
     "full",
-    "others",
+    "list_processes",
     "shell",
     "spawn",
 ]
@@ -65,11 +65,11 @@ class Stop:
         raise NotImplementedError
 
 
-class Heard:
+class CommandResult:
     """How a command ended."""
 
-    def __init__(self, text: str, exit: int | None, ended: str | None) -> None:
-        self.text, self.exit, self.ended = text, exit, ended
+    def __init__(self, text: str, exit: int | None, end_reason: str | None) -> None:
+        self.text, self.exit, self.end_reason = text, exit, end_reason
 
 
 class Tail:
@@ -97,11 +97,11 @@ class Command:
     """A command that runs. `life`: a pidfd of it; `status`: how it ended; `ended`: the bound that it crossed;
     `was_full`: whether the disk has been full all the time."""
 
-    def __init__(self, pid: int, pipe: int, said: Tail) -> None:
-        self.pid, self.pipe, self.said, self.open = pid, pipe, said, True
+    def __init__(self, pid: int, pipe: int, output: Tail) -> None:
+        self.pid, self.pipe, self.output, self.open = pid, pipe, output, True
         self.life = os.pidfd_open(pid)
         self.status: int | None = None
-        self.ended: str | None = None
+        self.end_reason: str | None = None
         self.since = time.monotonic()
         self.was_full = False
 
@@ -110,7 +110,7 @@ class Command:
         ready, _, _ = select.select([self.pipe, *handles] if self.open else handles, [], [], wait)
         if self.pipe in ready:
             block = os.read(self.pipe, 1 << 16)
-            self.said.add(block)
+            self.output.add(block)
             self.open = bool(block)
 
     def reap(self) -> None:
@@ -123,7 +123,7 @@ class Command:
             pass
 
 
-def others() -> list[int]:
+def list_processes() -> list[int]:
     """Every process but the first one that has not ended."""
     pids = []
     for name in os.listdir("/proc"):
@@ -143,7 +143,7 @@ def others() -> list[int]:
 def tasks() -> int:
     """Processes and threads, without those of the first process."""
     total = 0
-    for pid in others():
+    for pid in list_processes():
         try:
             total += len(os.listdir(f"/proc/{pid}/task"))
         except OSError:
@@ -160,7 +160,7 @@ def end_all(politely: bool) -> bool:
             os.kill(-1, signal.SIGTERM)
             os.kill(-1, signal.SIGCONT)
             until = time.monotonic() + GRACE
-            while (stubborn := bool(others())) and time.monotonic() < until:
+            while (stubborn := bool(list_processes())) and time.monotonic() < until:
                 time.sleep(0.005)
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
@@ -174,7 +174,7 @@ def end_all(politely: bool) -> bool:
 
 def _check_bounds(command: Command, bounds: Bounds) -> str | None:
     """The bound that a command has crossed."""
-    if command.said.total > bounds.flood:
+    if command.output.total > bounds.flood:
         return f"more than {_format_bytes(bounds.flood)} of output"
     if time.monotonic() - command.since > bounds.seconds:
         return _time_message(bounds)
@@ -216,7 +216,7 @@ def _format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str, cwd: str = ".") -> Heard:
+def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: str, cwd: str = ".") -> CommandResult:
     """Runs a command in /bin/bash, or in /bin/sh, in the folder `cwd`. `environment`: what it is told beside the
     usual."""
     before = full(bounds) is not None
@@ -225,8 +225,8 @@ def shell(room: Room, bounds: Bounds, stop: Stop, environment: dict, command: st
     return finish(running, bounds, stop)
 
 
-def spawn(room: Room, environment: dict, command: str, cwd: str = ".", told: int | None = None) -> Command:
-    """Starts a command. `told`: the handle that it reads from, if there is something to read."""
+def spawn(room: Room, environment: dict, command: str, cwd: str = ".", stdin: int | None = None) -> Command:
+    """Starts a command. `stdin`: the handle that it reads from, if there is something to read."""
     folder = place(room, cwd)
     if "\0" in command:
         raise Refused("command must not hold a null character")
@@ -234,7 +234,7 @@ def spawn(room: Room, environment: dict, command: str, cwd: str = ".", told: int
         raise Refused("command must have at most 100000 bytes; write a script")
     program = next(path for path in ("/bin/bash", "/bin/sh") if os.path.exists(path))
     reader, writer = os.pipe()
-    begin = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0) if told is None else (os.POSIX_SPAWN_DUP2, told, 0)
+    begin = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0) if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0)
     actions = [begin, (os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]
     try:
         os.chdir(folder)  # a spawned process begins where its parent is
@@ -255,7 +255,7 @@ def spawn(room: Room, environment: dict, command: str, cwd: str = ".", told: int
     return Command(pid, reader, Tail(room.output))
 
 
-def finish(running: Command, bounds: Bounds, stop: Stop) -> Heard:
+def finish(running: Command, bounds: Bounds, stop: Stop) -> CommandResult:
     """How a command ends, by itself or at a bound. Nothing that it has started is left then."""
     try:
         return _watch(running, bounds, stop)
@@ -265,42 +265,46 @@ def finish(running: Command, bounds: Bounds, stop: Stop) -> Heard:
         os.close(running.pipe)
 
 
-def _watch(running: Command, bounds: Bounds, stop: Stop) -> Heard:
+def _watch(running: Command, bounds: Bounds, stop: Stop) -> CommandResult:
     last_check = running.since
-    while running.ended is None:
+    while running.end_reason is None:
         running.hear(TICK, running.life, stop.handle)
         current_time = time.monotonic()
-        running.ended = stop.reason()
-        if running.ended is None and (
-            running.said.total > bounds.flood
+        running.end_reason = stop.reason()
+        if running.end_reason is None and (
+            running.output.total > bounds.flood
             or current_time - last_check > TICK
             or current_time - running.since > bounds.seconds
         ):
-            running.ended, last_check = _check_bounds(running, bounds), current_time
+            running.end_reason, last_check = _check_bounds(running, bounds), current_time
         running.reap()
         if running.status is not None:
             break
-    survivors = _find_survivors() if running.ended is None else []
+    survivors = _find_survivors() if running.end_reason is None else []
     if len(survivors) > bounds.processes:
-        running.ended = _processes_message(bounds)
-    if running.ended:  # what crosses another bound than that of time would go on while it is asked to end
-        if end_all(politely=running.ended == _time_message(bounds)):
-            running.ended += "; it took no notice of SIGTERM, and was killed"
+        running.end_reason = _processes_message(bounds)
+    if running.end_reason:  # what crosses another bound than that of time would go on while it is asked to end
+        if end_all(politely=running.end_reason == _time_message(bounds)):
+            running.end_reason += "; it took no notice of SIGTERM, and was killed"
     elif survivors:
         end_all(politely=False)
-        running.ended = f"{len(survivors)} {'process' if len(survivors) == 1 else 'processes'} that outlived the call"
-    while running.open and running.said.total <= bounds.flood:  # what it still said; nobody is left who could say more
+        running.end_reason = (
+            f"{len(survivors)} {'process' if len(survivors) == 1 else 'processes'} that outlived the call"
+        )
+    while (
+        running.open and running.output.total <= bounds.flood
+    ):  # what it still said; nobody is left who could say more
         running.hear(TICK)
-    running.ended = running.ended or full(bounds)
+    running.end_reason = running.end_reason or full(bounds)
     if running.status is None:
-        return Heard(running.said.text(), None, running.ended)
+        return CommandResult(running.output.text(), None, running.end_reason)
     code = os.waitstatus_to_exitcode(running.status)
-    return Heard(running.said.text(), code if code >= 0 else 128 - code, running.ended)
+    return CommandResult(running.output.text(), code if code >= 0 else 128 - code, running.end_reason)
 
 
 def _find_survivors() -> list[int]:
     """The processes that are still there a moment after their command has ended."""
     until = time.monotonic() + LINGER
-    while (survivors := others()) and time.monotonic() < until:
+    while (survivors := list_processes()) and time.monotonic() < until:
         time.sleep(0.005)
     return survivors

@@ -34,9 +34,9 @@ class Rows:
             self.rows.append(row)
         return self.left >= 0
 
-    def text(self, more: str = "") -> str:
+    def text(self, note: str = "") -> str:
         """All lines, and a last one where something is left out."""
-        return "\n".join([*self.rows, *([f"… {more}"] if more else [])])
+        return "\n".join([*self.rows, *([f"… {note}"] if note else [])])
 
 
 class Room:

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from .shell import TICK, Bounds, Command, Heard, Stop, Tail, end_all, finish
+from .shell import TICK, Bounds, Command, CommandResult, Stop, Tail, end_all, finish
 from .tree import Refused, Room
 
 __all__ = ["Waiting"]
@@ -43,12 +43,12 @@ class Waiting:
         for handle in (self.writer, self.running.life, self.running.pipe):
             os.close(handle)
 
-    def told(self, data: bytes, bounds: Bounds, stop: Stop) -> Heard:
+    def send_input(self, data: bytes, bounds: Bounds, stop: Stop) -> CommandResult:
         """What it says once it is told this, and how it ends: as of any command. It waits no more."""
-        self.running.since, self.running.said = time.monotonic(), Tail(self.room.output)
+        self.running.since, self.running.output = time.monotonic(), Tail(self.room.output)
         try:
             os.set_blocking(self.writer, False)
-            self.running.ended = self._write(memoryview(data), bounds, stop)
+            self.running.end_reason = self._write(memoryview(data), bounds, stop)
         finally:
             os.close(self.writer)
         return finish(self.running, bounds, stop)
@@ -74,13 +74,13 @@ class Waiting:
 
 def _await_ready(running: Command, bounds: Bounds, stop: Stop) -> str:
     """The line that a command says when it is ready. Raises Refused."""
-    while b"\n" not in running.said.head:
+    while b"\n" not in running.output.head:
         running.hear(TICK, running.life, stop.handle)
         running.reap()
         if reason := stop.reason():
             raise Refused(reason)
-        if running.said.total > FIRST or running.status is not None and not running.open:
-            raise Refused(f"the command must say a line and wait; it said {running.said.text()[:FIRST]!r}")
+        if running.output.total > FIRST or running.status is not None and not running.open:
+            raise Refused(f"the command must say a line and wait; it said {running.output.text()[:FIRST]!r}")
         if time.monotonic() > running.since + bounds.seconds:
             raise Refused(f"the command was not ready after {bounds.seconds:g} seconds")
-    return running.said.text().partition("\n")[0]
+    return running.output.text().partition("\n")[0]

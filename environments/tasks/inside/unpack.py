@@ -83,10 +83,10 @@ def unpack(path: str, folder: str, max_bytes: int, members: int) -> None:
                 raise ArchiveError("it is damaged")
 
 
-def fault(path: str, folder: str, most: int, members: int) -> str | None:
+def fault(path: str, folder: str, max_bytes: int, members: int) -> str | None:
     """Unpacks an archive. What is wrong with it; None where nothing is."""
     try:
-        return unpack(path, folder, most, members)
+        return unpack(path, folder, max_bytes, members)
     except ArchiveError as error:
         return str(error)
     except RecursionError:

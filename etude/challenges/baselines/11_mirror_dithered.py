@@ -17,22 +17,22 @@ def decode_message(message, rank, count):
     return hit, low + step * (codes - draw_shifts(rank, count) + 0.5)
 
 
-def talk(rank, ranks, logits, targets, heard):
+def talk(rank, ranks, logits, targets, inbox):
     count, own = len(targets), targets // logits.shape[1] == rank
     hit = float(logits[own, targets[own] % logits.shape[1]].astype(np.float64).sum())
     logsumexps = np.logaddexp.reduce(logits.astype(np.float64), 1)
     if rank:
-        if not heard:
+        if not inbox:
             low = float(np.float32(logsumexps.min()))
             step = float(np.float16((logsumexps.max() - low) / 254))
             codes = np.clip(np.floor((logsumexps - low) / step + draw_shifts(rank, count)), 0, 255).astype(np.uint8)
             return {"0": struct.pack("<ffe", hit, low, step) + codes.tobytes()}
-        return struct.unpack("<f", heard[-1]["0"])[0] if heard[-1] else {}
-    if not heard:
+        return struct.unpack("<f", inbox[-1]["0"])[0] if inbox[-1] else {}
+    if not inbox:
         return {}
-    every = [decode_message(message, int(sender), count) for sender, message in heard[0].items()]
+    every = [decode_message(message, int(sender), count) for sender, message in inbox[0].items()]
     loss = float(
         (np.logaddexp.reduce([logsumexps, *(part[1] for part in every)]).sum() - hit - sum(part[0] for part in every))
         / count
     )
-    return {str(receiver): struct.pack("<f", loss) for receiver in range(1, ranks)} if len(heard) == 1 else loss
+    return {str(receiver): struct.pack("<f", loss) for receiver in range(1, ranks)} if len(inbox) == 1 else loss

@@ -22,10 +22,10 @@ def parts(rank, logits, targets):
     return np.logaddexp.reduce(logits, 1), np.where(own, logits[np.arange(len(targets)), at], 0)
 
 
-def talk(rank, ranks, logits, targets, heard):
+def talk(rank, ranks, logits, targets, inbox):
     """Everybody tells everybody, in float32."""
     own_parts = np.stack(parts(rank, logits, targets)).astype(np.float32)
-    if not heard:
+    if not inbox:
         return {str(receiver): own_parts.tobytes() for receiver in range(ranks) if receiver != rank}
-    every = [own_parts, *(np.frombuffer(message, dtype=np.float32).reshape(2, -1) for message in heard[0].values())]
+    every = [own_parts, *(np.frombuffer(message, dtype=np.float32).reshape(2, -1) for message in inbox[0].values())]
     return float(np.mean(np.logaddexp.reduce([part[0] for part in every]) - sum(part[1] for part in every)))

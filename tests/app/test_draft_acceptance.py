@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import drafted, example_agent, play, tokens
-from etude.drafted import Drafter
+from etude import draft_acceptance, example_agent, play, tokens
+from etude.draft_acceptance import Drafter
 from ref.engine.decoder import Decoder, Generation, accept
 from ref.mtp import MTP
 from ref.rollout import Limits, decode_rollout
@@ -47,11 +47,11 @@ def test_greedy_drafts_are_those_of_the_decoder(name):
         turns = tokens.turns(model, episode, agent.language, 0.0, Drafter(mtp, 0.0, 0))
         written, total = decoded(agent, model, mtp, task)
         assert written == [one for part in episode.chain.segments for one in part.tokens[part.sampled].tolist()]
-        found = drafted.tally([token.draft for token in turn] for turn in turns)
+        found = draft_acceptance.tally([token.draft for token in turn] for turn in turns)
         layers = [token.draft for turn in turns for token in turn]
-        assert [layers.count(layer) for layer in (1, 2, 3)] == total.accepted
-        assert (found.tokens, found.passes, found.kept) == (len(written), total.cycles, sum(total.accepted))
-        kept += found.kept
+        assert [layers.count(layer) for layer in (1, 2, 3)] == total.accept_counts
+        assert (found.tokens, found.passes, found.accepted) == (len(written), total.cycles, sum(total.accept_counts))
+        kept += found.accepted
     assert kept > 20
 
 
@@ -82,7 +82,10 @@ def test_a_token_is_a_kept_draft_as_often_as_the_rule_keeps_it(p, q):
     for x in range(3):
         rule = float(offers[0, x]) * sum(accept(chances[:2], offers[:1], [x], [u, 0.5])[0] for u in grid) / 200
         marked = (
-            sum(drafted.of_turn(chances, [offers], [0, 1, x], range(1, 3), Given(u)) == [None, 1] for u in grid) / 200
+            sum(
+                draft_acceptance.of_turn(chances, [offers], [0, 1, x], range(1, 3), Given(u)) == [None, 1] for u in grid
+            )
+            / 200
         )
         assert float(chances[0, x]) * marked == pytest.approx(rule, abs=0.01)
 
@@ -98,10 +101,10 @@ def test_passes_and_kept_drafts_are_all_tokens(wanted, offers):
     ids, depth = [0, *wanted], len(offers)
     chances = torch.eye(3)[torch.tensor([*wanted, 0])]
     q = [torch.eye(3)[torch.tensor(row)] for row in offers]
-    found = drafted.of_turn(chances, q, ids, range(1, len(ids)), None)
-    total = drafted.tally([found, []])
+    found = draft_acceptance.of_turn(chances, q, ids, range(1, len(ids)), None)
+    total = draft_acceptance.tally([found, []])
     assert len(found) == total.tokens == len(wanted) and found[0] is None
-    assert total.passes + total.kept - bool(found[-1]) == total.tokens
+    assert total.passes + total.accepted - bool(found[-1]) == total.tokens
     for before, one in zip(found, found[1:]):
         assert one is None and (depth == 0 or before == depth) or one == 0 or one == (before or 0) + 1
     for place, one in enumerate(found[1:], 2):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import catalog, meant
+from etude import catalog, suggestions
 from kit.settings import RunError
 
 PLAYS = "etude play takes the folder of a run of the recipe, such as runs/small"
@@ -91,13 +91,13 @@ def test_a_name_at_the_wrong_door_is_told_the_right_one(words, says, home, ask):
 
 def test_a_folder_that_has_the_name_of_a_technique_is_a_folder(home):
     (home / "muon").mkdir()
-    assert meant.a_run(click.Context(click.Command("play")), Path("muon")) == Path("muon")
+    assert suggestions.a_run(click.Context(click.Command("play")), Path("muon")) == Path("muon")
 
 
 @pytest.mark.parametrize("entry", [entry for entry in catalog.TECHNIQUES if entry.lesson], ids=lambda entry: entry.name)
 def test_a_lesson_has_the_number_and_the_name_of_its_technique(entry):
-    number = meant.lesson_number(entry.name)
-    assert meant.lesson_number(str(number)) == number and entry.lesson.startswith(f"lessons/{number:02d}_")
+    number = suggestions.lesson_number(entry.name)
+    assert suggestions.lesson_number(str(number)) == number and entry.lesson.startswith(f"lessons/{number:02d}_")
 
 
 @settings(max_examples=25)
@@ -105,13 +105,16 @@ def test_a_lesson_has_the_number_and_the_name_of_its_technique(entry):
 def test_any_word_is_refused_in_a_line_or_known(word):
     """Whatever was typed, both doors say something of it in one line, and only what the catalogue has is called a
     technique or figure."""
-    for refuse, find in ((meant.no_technique, catalog.find), (meant.no_experiment, catalog.find_experiment)):
+    for refuse, find in (
+        (suggestions.no_technique, catalog.find),
+        (suggestions.no_experiment, catalog.find_experiment),
+    ):
         if not find(word):
             with pytest.raises(RunError) as said:
                 refuse(word, ("run", "figure", "play"))
             assert "\n" not in str(said.value)
     known = catalog.find(word) or catalog.find_experiment(word)
-    assert bool(meant.what_is(word)) == bool(known)
+    assert bool(suggestions.what_is(word)) == bool(known)
 
 
 @settings(max_examples=25)
@@ -125,4 +128,4 @@ def test_a_slip_of_one_letter_still_finds_its_door(name, data):
     if catalog.find(slip) or catalog.find_experiment(slip):
         return
     with pytest.raises(RunError, match=f"did you mean .*{name}"):
-        meant.no_technique(slip, ("run", "figure", "play"))
+        suggestions.no_technique(slip, ("run", "figure", "play"))

@@ -5,9 +5,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from etude import afterwards, expected
+from etude import expected, next_steps
 from etude.report import page, record, rollouts, watched
-from kit.disk import read_json, read_lines, spent
+from kit.disk import read_json, read_lines, sum_stage_seconds
 
 __all__ = ["show"]
 
@@ -15,7 +15,7 @@ __all__ = ["show"]
 def show(root: Path) -> None:
     """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in
     RL, where the files are, how long it took, and what can be done next."""
-    page_path, record_path = page.write(root, rollouts.shown)
+    page_path, record_path = page.write(root, rollouts.render_rollouts)
     rows = record.before_after(read_json(record_path))
     if rows:
         table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
@@ -29,5 +29,5 @@ def show(root: Path) -> None:
     print(f"report: {page_path} and {record_path}")
     if (root / "checkpoints" / "final").is_dir():
         print(f"model:  {root / 'checkpoints' / 'final'}")
-    print(f"took:   {expected.duration(sum(spent(root).values()))}")
-    afterwards.show(afterwards.of_agent(root))
+    print(f"took:   {expected.duration(sum(sum_stage_seconds(root).values()))}")
+    next_steps.show(next_steps.of_agent(root))

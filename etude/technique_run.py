@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from etude import afterwards, catalog
-from etude.given import check_unprepared
+from etude import catalog, next_steps
+from etude.command_settings import check_unprepared
 from kit import disk, process, settings
 from kit.disk import read_json
 
@@ -39,21 +39,21 @@ def play_technique(
         check_conversations(config.sft.conversations)
     keep_freed_memory()
     resume_command = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
-    with Run.open(out, entry.name, config, resume, cadence) as run, run.told(resume_command):
+    with Run.open(out, entry.name, config, resume, cadence) as run, run.report_interruption(resume_command):
         assert entry.module is not None
         expected.tell(run)
         module = importlib.import_module(entry.module)
         if entry.name == "recipe":
-            from etude import outcome
+            from etude import run_summary
 
             module.run(run, config)
-            outcome.show(run.root)
+            run_summary.show(run.root)
         elif entry.demo is not None or entry.ref is None:
             _finish_demo(run, module.run(run, config))
         else:
             _finish_demo(run, _run_demo(run, module.demo, config))
     if entry.name != "recipe":
-        afterwards.show(afterwards.of_technique(entry))
+        next_steps.show(next_steps.of_technique(entry))
 
 
 def _run_demo(run: Any, demo: Any, config: Any) -> dict:

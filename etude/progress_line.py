@@ -14,8 +14,8 @@ class Line:
     """How far something is: one line that is drawn again on a terminal, and elsewhere a line every 20 seconds. Where
     the end is known, it says how long the rest will take at the pace so far."""
 
-    def __init__(self, name: str, what: str, total: int | None = None) -> None:
-        self.name, self.unit, self.total, self.done, self.since = name, what, total, 0, time.monotonic()
+    def __init__(self, name: str, unit: str, total: int | None = None) -> None:
+        self.name, self.unit, self.total, self.done, self.since = name, unit, total, 0, time.monotonic()
         self.last_print = self.since
 
     def __call__(self, count: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.explorer.run_kinds import Played
+from etude.explorer.run_kinds import RunData
 from etude.report.record import in_words
 from kit.disk import parse_json
 from kit.runs import flatten
@@ -27,7 +27,7 @@ class Tasks:
     number: int
 
 
-def differences(runs: Sequence[Played]) -> list[dict]:
+def differences(runs: Sequence[RunData]) -> list[dict]:
     """The settings in which runs differ, one per row; a dash where a run has no such setting."""
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     rows = []
@@ -38,7 +38,7 @@ def differences(runs: Sequence[Played]) -> list[dict]:
     return rows
 
 
-def reached(runs: Sequence[Played]) -> list[dict]:
+def reached(runs: Sequence[RunData]) -> list[dict]:
     """Success in the end with its interval, a measure per row and a run per column."""
     names = list(dict.fromkeys(name for run in runs for name, *_ in run.successes))
     ends = {run.name: {name: last for name, _, last in run.successes} for run in runs}
@@ -51,7 +51,7 @@ def reached(runs: Sequence[Played]) -> list[dict]:
     ]
 
 
-def tasks_of(run: Played) -> Tasks | None:
+def tasks_of(run: RunData) -> Tasks | None:
     """The held-out tasks of a run; None if it does not say. A training of RL plays those of the recipe's run that its
     checkpoint comes from."""
     c = run.settings
@@ -74,7 +74,7 @@ def _select_world(settings: dict[str, Any]) -> dict[str, Any]:
     return defaults | {key: value for key, value in settings.items() if key.startswith("world.")}
 
 
-def comparable(runs: Sequence[Played]) -> str:
+def comparable(runs: Sequence[RunData]) -> str:
     """Whether the success of runs may be compared, in words; empty for a single run, or where fewer than two have
     measured any."""
     measured_runs = [run for run in runs if run.successes]

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Beside", "Errand"]
+__all__ = ["BackgroundThread", "BackgroundCall"]
 
 
-class Errand:
+class BackgroundCall:
     """A call that another thread makes."""
 
     def __init__(self, call: Callable[[], object]):
@@ -29,11 +29,11 @@ class Errand:
         self.done.set()
 
 
-class Beside:
+class BackgroundThread:
     """A thread that does errands, one after the other, and ends with the process at the latest."""
 
     def __init__(self):
-        self.errands, start_event = queue.SimpleQueue[Errand](), threading.Event()
+        self.errands, start_event = queue.SimpleQueue[BackgroundCall](), threading.Event()
         threading.Thread(target=self.run, args=(start_event,), daemon=True).start()
         start_event.wait()
 
@@ -43,7 +43,7 @@ class Beside:
         while True:
             self.errands.get().run()
 
-    def send(self, call: Callable[[], object]) -> Errand:
-        errand = Errand(call)
+    def send(self, call: Callable[[], object]) -> BackgroundCall:
+        errand = BackgroundCall(call)
         self.errands.put(errand)
         return errand

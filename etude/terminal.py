@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from environments.sandbox.visible import visible
-from etude.played import Piece, Played, wrong
+from etude.rollout_view import Piece, RolloutView, wrong
 
-__all__ = ["LABEL", "lines", "outcome", "said", "show"]
+__all__ = ["LABEL", "lines", "outcome", "render_piece", "show"]
 
 STYLES = {"environment": "cyan", "agent": "green", "summary": "magenta", "context": "dim"}
 """Who speaks → the colour of the words."""
@@ -30,26 +30,26 @@ def make_line(label: str, text: str, style: str) -> Text:
     return Text.assemble((f"{label:{LABEL}}", "bold"), (visible(text), style))
 
 
-def said(piece: Piece) -> Iterator[Text]:
+def render_piece(piece: Piece) -> Iterator[Text]:
     """The lines of a piece; the first one says whose they are."""
     label = "" if piece.role == "context" else piece.role
     for number, text in enumerate(piece.text.split("\n")):
         yield make_line("" if number else label, f"· {text}" if piece.role == "context" else text, STYLES[piece.role])
 
 
-def outcome(played: Played) -> Iterator[Text]:
+def outcome(rollout: RolloutView) -> Iterator[Text]:
     """What changed, which tests pass, and the verdict."""
-    for number, text in enumerate(played.diff or ("nothing",)):
+    for number, text in enumerate(rollout.diff or ("nothing",)):
         yield make_line("" if number else "changed", text, {"+": "green", "-": "red"}.get(text[0], ""))
-    for number, (name, tests) in enumerate(played.tests.items()):
+    for number, (name, tests) in enumerate(rollout.tests.items()):
         first = wrong(tests)
         passed = f"{name}: passed {tests.count(None)} of {len(tests)}" + (f": {first}" if first else "")
         yield make_line("" if number else "tests", passed, "red" if first else "green")
-    reward = played.reward
-    style = "bold green" if played.success else "bold red"
+    reward = rollout.reward
+    style = "bold green" if rollout.success else "bold red"
     yield make_line(
         "verdict",
-        ("solved" if played.success else "not solved") + ("" if reward.finished else ", and not ended by itself"),
+        ("solved" if rollout.success else "not solved") + ("" if reward.finished else ", and not ended by itself"),
         style,
     )
     yield make_line(
@@ -59,10 +59,10 @@ def outcome(played: Played) -> Iterator[Text]:
         "",
     )
     yield make_line(
-        "", f"{format_count(played.own_tokens, 'token')} written, in {format_count(played.contexts, 'context')}", ""
+        "", f"{format_count(rollout.own_tokens, 'token')} written, in {format_count(rollout.contexts, 'context')}", ""
     )
-    if not played.success:
-        yield make_line("", f"a right body: {played.solution}", "dim")
+    if not rollout.success:
+        yield make_line("", f"a right body: {rollout.solution}", "dim")
 
 
 def format_count(number: int, noun: str) -> str:
@@ -70,15 +70,15 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def lines(played: Played) -> Iterator[Text]:
+def lines(rollout: RolloutView) -> Iterator[Text]:
     """A whole rollout."""
-    yield Text(visible(played.who), "bold underline")
-    for piece in played.pieces:
-        yield from said(piece)
-    yield from outcome(played)
+    yield Text(visible(rollout.policy_name), "bold underline")
+    for piece in rollout.pieces:
+        yield from render_piece(piece)
+    yield from outcome(rollout)
 
 
-def show(rollouts: Sequence[Played], console: Console | None = None) -> None:
+def show(rollouts: Sequence[RolloutView], console: Console | None = None) -> None:
     """Prints rollouts: side by side on a wide terminal, else one below the other."""
     console = console or Console()
     if len(rollouts) > 1 and console.is_terminal and console.width >= SIDE_BY_SIDE_COLUMNS:

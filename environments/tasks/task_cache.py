@@ -16,7 +16,7 @@ from kit.disk import atomic_write, read_json
 from ref.feature_deletion import Difficulty, Piece, delete
 from ref.source_text import Edit, Patch
 
-__all__ = ["keep", "kept"]
+__all__ = ["save_task", "load_task"]
 
 
 def _encode_bytes(value: object) -> object:
@@ -26,7 +26,7 @@ def _encode_bytes(value: object) -> object:
     raise TypeError(type(value).__name__)
 
 
-def keep(folder: Path, task: Task, package: Package) -> None:
+def save_task(folder: Path, task: Task, package: Package) -> None:
     """Keeps a task of a package. Raises OSError where it does not fit onto the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(
@@ -34,7 +34,7 @@ def keep(folder: Path, task: Task, package: Package) -> None:
     )
 
 
-def kept(folder: Path, name: str, package: Package) -> Task | None:
+def load_task(folder: Path, name: str, package: Package) -> Task | None:
     """A task that was kept, if it is one of these files."""
     try:
         document = read_json(folder / f"{name}.json")

@@ -57,23 +57,27 @@ class Tally:
     tokens: int
     checked: int
     """Drafts that were compared with what the agent wrote; those behind a refused one never are."""
-    kept: int
+    accepted: int
     passes: int
     """Passes of the network that gave the tokens; without drafts each gives one."""
 
 
 def of_turn(
-    p: Float[Tensor, "T V"], q: Sequence[Float[Tensor, "T V"]], ids: Sequence[int], where: range, draws: Random | None
+    p: Float[Tensor, "T V"],
+    q: Sequence[Float[Tensor, "T V"]],
+    ids: Sequence[int],
+    positions: range,
+    draws: Random | None,
 ) -> list[int | None]:
     """For each token of a turn: the layer whose draft it was, 0 if a draft was refused for it, None if none was
     checked.
 
     p: the network's distributions, row i for token i+1. q: those of the layers, layer k in row i for token i+k+1.
-    `where`: the turn's places in `ids`. `draws` decides; None is greedy."""
+    `positions`: the turn's places in `ids`. `draws` decides; None is greedy."""
     draft_layers: list[int | None] = [None]
-    while len(draft_layers) < len(where):
-        first = where.start + len(draft_layers)  # the network has read up to first − 2, and knows one token more
-        for layer, place in zip(range(1, len(q) + 1), range(first, where.stop)):
+    while len(draft_layers) < len(positions):
+        first = positions.start + len(draft_layers)  # the network has read up to first − 2, and knows one token more
+        for layer, place in zip(range(1, len(q) + 1), range(first, positions.stop)):
             chances, token = q[layer - 1][first - 2], ids[place]
             if draws is None:
                 is_accepted = int(chances.argmax()) == token
@@ -83,7 +87,7 @@ def of_turn(
             if not is_accepted:
                 break
         else:
-            draft_layers += [None] * (len(draft_layers) < len(where))
+            draft_layers += [None] * (len(draft_layers) < len(positions))
     return draft_layers
 
 

@@ -1,7 +1,7 @@
 """One rollout in the small world as a person or a program reads it: who said what, what changed, which tests pass, and
 the verdict.
 
-`etude play` makes it from an agent's chain of contexts, or from a reader's turns; `etude/watching.py` shows it, and
+`etude play` makes it from an agent's chain of contexts, or from a reader's turns; `etude/terminal.py` shows it, and
 `as_json` is a line for programs."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ref.self_summary import Segment
 from sims.microrepo import Session, Verdict
 from sims.recipe.agent import Language, parted
 
-__all__ = ["Piece", "Played", "difference", "of_episode", "of_session", "pieces", "wrong"]
+__all__ = ["Piece", "RolloutView", "difference", "of_episode", "of_session", "pieces", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Played:
+class RolloutView:
     """A rollout that is over."""
 
-    who: str
+    policy_name: str
     """The agent's checkpoint, or the reader."""
     prompt: str
     depth: int
@@ -67,7 +67,7 @@ class Played:
             name: {"passed": results.count(None), "of": len(results), "wrong": wrong(results)}
             for name, results in self.tests.items()
         }
-        task_facts = {"who": self.who, "prompt": self.prompt, "depth": self.depth, "files": self.files}
+        task_facts = {"who": self.policy_name, "prompt": self.prompt, "depth": self.depth, "files": self.files}
         return {
             **task_facts,
             "pieces": [asdict(piece) for piece in self.pieces],
@@ -88,7 +88,9 @@ def wrong(tests: tuple[str | None, ...]) -> str | None:
     return next((complaint for complaint in tests if complaint is not None), None)
 
 
-def of_session(who: str, session: Session, said: tuple[Piece, ...], own_tokens: int, contexts: int = 1) -> Played:
+def of_session(
+    policy_name: str, session: Session, session_pieces: tuple[Piece, ...], own_tokens: int, contexts: int = 1
+) -> RolloutView:
     """What a session has come to, behind the pieces that led there."""
     task = session.task
     files = {
@@ -98,8 +100,19 @@ def of_session(who: str, session: Session, said: tuple[Piece, ...], own_tokens: 
     visible, hidden = (tuple(session.complaints(cases)) for cases in (task.visible_tests, task.hidden_tests))
     diff = difference(files[task.target], session.source_of(task.target))
     reward = session.verify()
-    return Played(
-        who, task.prompt, task.depth, files, said, diff, task.answer, visible, hidden, reward, own_tokens, contexts
+    return RolloutView(
+        policy_name,
+        task.prompt,
+        task.depth,
+        files,
+        session_pieces,
+        diff,
+        task.answer,
+        visible,
+        hidden,
+        reward,
+        own_tokens,
+        contexts,
     )
 
 
@@ -108,11 +121,15 @@ def difference(before: str, after: str) -> tuple[str, ...]:
     return tuple(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=10**6))[3:]
 
 
-def of_episode(who: str, rollout: Rollout, language: Language) -> Played:
+def of_episode(policy_name: str, rollout: Rollout, language: Language) -> RolloutView:
     """An agent's rollout in the small world."""
     chain = rollout.chain
     return of_session(
-        who, rollout.environment.session, tuple(pieces(rollout, language)), chain.written, len(chain.segments)
+        policy_name,
+        rollout.environment.session,
+        tuple(pieces(rollout, language)),
+        chain.num_sampled_tokens,
+        len(chain.segments),
     )
 
 

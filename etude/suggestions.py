@@ -19,7 +19,7 @@ from etude import catalog
 from kit.disk import read_json
 from kit.settings import RunError
 
-__all__ = ["PANELS", "Commands", "a_run", "begun", "lesson_number", "no_experiment", "no_technique", "what_is"]
+__all__ = ["PANELS", "Commands", "a_run", "read_technique", "lesson_number", "no_experiment", "no_technique", "what_is"]
 
 PANELS = {
     "Start": ("play", "list", "glossary", "explore", "lesson", "challenge"),
@@ -42,7 +42,7 @@ def what_is(word: str) -> str:
     return f"{word} is a {' and a '.join(commands)}: {', '.join(commands.values())}" if commands else ""
 
 
-def begun(folder: Path) -> str:
+def read_technique(folder: Path) -> str:
     """The name of the run in a folder, such as `recipe` or `figure mtp`; empty if the folder holds no run."""
     try:
         technique = read_json(folder / "config.json")["technique"]
@@ -53,7 +53,7 @@ def begun(folder: Path) -> str:
 
 def describe_run_folder(word: str) -> str:
     """Describes a run's folder, with the commands that resume and show it; empty for any other word."""
-    technique, folder = begun(Path(word)), shlex.quote(word)
+    technique, folder = read_technique(Path(word)), shlex.quote(word)
     if not technique:
         return ""
     if technique in NON_TECHNIQUES:
@@ -121,20 +121,20 @@ def raise_unknown_name(word: str, kind: str, commands: Iterable[str], names: lis
     )
 
 
-def a_run(context: Any, given: Path | list[Path] | None) -> Path | list[Path] | None:
+def a_run(context: Any, value: Path | list[Path] | None) -> Path | list[Path] | None:
     """Returns the folders of runs unchanged. Raises RunError for the name of a technique or figure, for a run's name
     without its folder, and for the folder of a technique or figure if the command needs an agent of the recipe."""
-    for path in [] if context.resilient_parsing else given if isinstance(given, list) else [given] if given else []:
-        technique, claims = begun(path), context.info_name == "claims"
+    for path in [] if context.resilient_parsing else value if isinstance(value, list) else [value] if value else []:
+        technique, claims = read_technique(path), context.info_name == "claims"
         kind = "finished experiment" if claims else "run of the recipe"
         usage = f"{context.command_path} takes the folder of a {kind}, such as {example_folder(path, claims)}"
-        if not path.exists() and begun(Path("runs") / path).startswith("figure" if claims else "recipe"):
+        if not path.exists() and read_technique(Path("runs") / path).startswith("figure" if claims else "recipe"):
             raise RunError(f"{path} does not exist; did you mean {Path('runs') / path}?")
         if not path.exists() and (description := what_is(str(path))):
             raise RunError(f"{description}; {usage}")
         if not claims and technique and technique != "recipe" and not any((path / "checkpoints").glob("*/config.json")):
             raise RunError(f"{path} is a run of {technique}, and contains no agent; {usage}")
-    return given
+    return value
 
 
 def example_folder(path: Path, claims: bool) -> Path:

@@ -27,8 +27,8 @@ __all__ = [
     "stored_config",
     "techniques",
     "unused",
-    "whole",
-    "without",
+    "integer_option",
+    "drop_settings",
 ]
 
 LOG = typer.Option(
@@ -38,7 +38,7 @@ LOG = typer.Option(
 )
 
 
-def whole(low: int | None = None, high: int | None = None) -> dict[str, Any]:
+def integer_option(low: int | None = None, high: int | None = None) -> dict[str, Any]:
     """Arguments of `typer.Option` for a whole number between two bounds, in the grammar of settings."""
     return _number(
         low, high, "a whole number", "INTEGER", lambda number: isinstance(number, int) or number.is_integer(), int
@@ -106,10 +106,10 @@ def merge(below: dict, above: dict) -> dict:
     return merged
 
 
-def without(config: Path | None, toml: dict, what: str, *names: str) -> dict:
+def drop_settings(config: Path | None, toml: dict, run_label: str, *names: str) -> dict:
     """The settings of a file without those for other kinds of runs; prints a line if there are any."""
     if left := [name for name in names if name in toml]:
-        print(f"{config}: {what} ignores {' and '.join(left)}, for other runs with this file")
+        print(f"{config}: {run_label} ignores {' and '.join(left)}, for other runs with this file")
     return {key: value for key, value in toml.items() if key not in left}
 
 

@@ -76,11 +76,11 @@ def of_full(root: Path, agent: bool) -> list[Step]:
     return [(f"etude eval base {checkpoint_path}", "knowledge, state tracking and codebase NLL of the model")]
 
 
-def of_eval(where: Path | None, before: str | None) -> list[Step]:
+def of_eval(run_or_checkpoint: Path | None, before: str | None) -> list[Step]:
     """After an agent was evaluated."""
-    words = [] if where is None else [shlex.quote(str(where))]
+    words = [] if run_or_checkpoint is None else [shlex.quote(str(run_or_checkpoint))]
     steps = [(" ".join(["etude play", *words]), "watch it solve a task")]
-    if before is None and where is not None and (where / "checkpoints" / "sft").is_dir():
+    if before is None and run_or_checkpoint is not None and (run_or_checkpoint / "checkpoints" / "sft").is_dir():
         steps.append(
             (" ".join(["etude eval", *words, "--before sft"]), "compare with the agent before RL, on the same tasks")
         )
