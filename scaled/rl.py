@@ -509,15 +509,18 @@ def make_microbatches(
     for name, column in columns.items():
         dp_column = torch.cat(gathered(concat_column(column, *shapes.get(name, ((), torch.long))).to(device), "cp"))
         local_columns[name] = exchange(list(dp_column.split(sizes.tolist())), rank_of)
-    sizes = torch.tensor([len(x) for x in local_columns["ids"]])
+    sizes = torch.tensor([len(x) for x in local_columns["ids"]], dtype=torch.long)
     row, start = rows(sizes, c.length)
-    R = int(all_reduce_max((row.max() + 1).to(device), "dp"))
+    # Where fewer segments are left than ranks, a rank has none: its rows are padding.
+    R = int(all_reduce_max((row.max() + 1 if len(row) else torch.tensor(0)).to(device), "dp"))
     shape = (-(-R // c.micro_rows) * c.micro_rows, c.length)
     local_columns["doc"] = [torch.full((int(T),), i, device=device) for i, T in enumerate(sizes)]
     empty = {"doc": -1, "experts": -1}
-    packed_columns = {
-        name: lay(column, row, start, shape, empty.get(name, 0)).to(device) for name, column in local_columns.items()
-    }
+    packed_columns = {}
+    for name, column in local_columns.items():
+        trailing_shape, dtype = shapes.get(name, ((), torch.long))
+        padding = torch.full((*shape, *trailing_shape), empty.get(name, 0), dtype=dtype)
+        packed_columns[name] = (lay(column, row, start, shape, empty.get(name, 0)) if column else padding).to(device)
     teachers = send_hinted(c, rollouts, rank_of, row * c.length + start) if c.rl.feedback.weight else None
     hinted_positions = empty_hint() if teachers is None else teachers.positions
     # Rows already belong to this dp rank: only split their tokens.

@@ -124,6 +124,7 @@ def test_a_step_with_hints(layout, seed, replay, longest, micro, length, tempera
 )
 @example(dict(dp=4, cp=1, ep=2), 0, {0, 1, 2}, 1, 0.3)  # the first rank's share, which is a group
 @example(dict(dp=2, cp=2, ep=2), 1, {0, 1, 2, 3, 4}, 2, 0.0)  # a dp rank's
+@example(dict(dp=4, cp=1, ep=4), 0, {0, 2, 3, 4, 5, 6, 7}, 2, 0.3)  # fewer segments are left than dp ranks
 def test_environments_that_fail(layout, seed, lost, longest, beta):
     """What is left is trained on as on one rank, also where a rank or a group has nothing left. Nobody's drift is that
     of those that failed."""
