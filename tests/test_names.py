@@ -35,14 +35,14 @@ LEFT = {
 LONG = {
     "ref": 0,
     "scaled": 1,
-    "environments": 1,
+    "environments": 0,
     "kit": 0,
     "kernels": 0,
     "etude": 0,
     "sims": 0,
-    "lessons": 1,
+    "lessons": 0,
     "examples": 5,
-    "tests": 3,
+    "tests": 0,
 }
 """Folder → lines of more than 120 characters that are left."""
 
