@@ -71,9 +71,9 @@ for name, variant in dr_grpo.FAMILY.items():
     print(f"{name:8s} {variant}")
 
 # %% [markdown]
-# * `selected` picks the policy's own tokens *before* any arithmetic. Multiplying by a mask is not enough: 0 · NaN is
-#   NaN.
-# * `pessimistic` is the min and the clip, on $\log\rho$.
+# * `select_tokens` picks the policy's own tokens *before* any arithmetic. Multiplying by a mask is not enough:
+#   0 · NaN is NaN.
+# * `clip_log_ratio` is the min and the clip, on $\log\rho$.
 # * `budget` is a number that the caller hands in. That is the whole defence against the second trap below.
 #
 # How much does one token weigh? At $\rho = 1$ the loss is linear in $\log\pi$, so its gradient tells us. Four rollouts,
