@@ -130,9 +130,10 @@ NO_BUBBLEWRAP = "a sandbox needs bubblewrap, which is not installed"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """Without bubblewrap a test that meets its error is skipped. Where it is installed, that error fails the test."""
+    """Without bubblewrap a test that meets its error is skipped. Where it is installed, that error fails the test, and
+    with ETUDE_SKIP_NOTHING always."""
     report = yield
-    if report.failed and shutil.which("bwrap") is None:
+    if report.failed and shutil.which("bwrap") is None and not os.environ.get("ETUDE_SKIP_NOTHING"):
         texts = [str(report.longrepr), *(text for _, text in report.sections)]
         if any(NO_BUBBLEWRAP in " ".join(text.split()) for text in texts):
             report.outcome = "skipped"

@@ -86,7 +86,7 @@ class Schedule:
         """The state after `num_solved` of `num_rollouts` rollouts on tasks of the level now. Raises ValueError for
         numbers that make no sense."""
         if not 0 <= num_solved <= num_rollouts:
-            raise ValueError(f"solved must be 0 to tried; got {num_solved} of {num_rollouts}")
+            raise ValueError(f"num_solved must be 0 to num_rollouts; got {num_solved} of {num_rollouts}")
         state = replace(state, num_solved=state.num_solved + num_solved, num_rollouts=state.num_rollouts + num_rollouts)
         if state.num_rollouts < self.every:
             return state

@@ -105,7 +105,7 @@ def test_what_makes_no_sense():
     for how in ({"number": 0}, {"number": 3}, {"number": 2, "every": 0}, {"number": 2, "low": 0.9}):
         with pytest.raises(ValueError, match="must"):
             Schedule({"a": 1.0, "b": 2.0}, **how)
-    with pytest.raises(ValueError, match="solved must be 0 to tried; got 3 of 2"):
+    with pytest.raises(ValueError, match="num_solved must be 0 to num_rollouts; got 3 of 2"):
         Schedule({"a": 1.0}, 1).update(State(), 3, 2)
 
 
