@@ -58,16 +58,6 @@ def plan(
             metavar="FORMAT",
         ),
     ] = None,
-    rl: Annotated[
-        bool,
-        typer.Option(
-            "--rl", help="Asynchronous RL: find the best split of GPUs between sampler and trainer, by staleness."
-        ),
-    ] = False,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="With --rl: one setting, such as tool_s=20; repeatable.", metavar="KEY=VALUE"),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the plan as JSON, and for the picture of a step.", show_default="none"),
@@ -83,7 +73,6 @@ def plan(
     option_names = {
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
-    option_names = {"set" if name == "sets" else name for name in option_names}
     if kernels:
         if conflicts := sorted(option_names - {"kernels", "out"}):
             raise RunError(
@@ -105,16 +94,6 @@ def plan(
             )
         planning.show_launches(model, rows * length, launches)
         return
-    if rl:
-        if conflicts := sorted(option_names - {"rl", "model", "gpus", "cp", "ep", "length", "hardware", "set", "out"}):
-            raise RunError(
-                f"--{conflicts[0]} does not apply to --rl, which splits GPUs between sampler and "
-                f"trainer; leave one of the two out"
-            )
-        _plan_rl(model, gpus or [8, 64, 512], cp, ep, length, hardware, sets or [], out)
-        return
-    if sets:
-        raise RunError("--set applies to --rl only; use options for a step, and the TOML file for the recipe")
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
     if recipe is not None:
@@ -151,28 +130,3 @@ def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: 
     if out is not None:
         prices.write(stage_prices, out)
         print(f"plan: {out / 'recipe-plan.json'}")
-
-
-def _plan_rl(
-    model: str, gpus: list[int], cp: int, ep: int, length: int, hardware: str, sets: list[str], out: Path | None
-) -> None:
-    from etude import splits
-    from kit.settings import fill
-
-    workload = fill(splits.Work, None, sets)
-    is_terminal = sys.stderr.isatty()
-
-    def print_progress(done: int, total: int, gpu_count: int) -> None:
-        if is_terminal:
-            print(
-                f"\r{done} of {total}, {gpu_count} GPUs" + ("\n" if done == total else ""),
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    best_splits = splits.find_splits(model, gpus, cp, ep, length, hardware, workload, print_progress)
-    splits.show(best_splits, model, hardware, workload)
-    if out is not None:
-        splits.write(best_splits, workload, out)
-        print(f"plan: {out / 'rl-plan.json'}")

@@ -223,7 +223,6 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
                 ("--launches", NAMES),
             ],
         ),
-        (["plan", "--rl"], [wrong_set, ("--set", ("tool_s=-1", "tool_s=nan", "tool_s=x")), ("--rows", ("3",))]),
         (["plan", "--recipe", "table.toml"], [("--checkpoint", read)]),
         (["results"], [("", (*runs, *read))]),
         (["export-sft", "--out", "sft.jsonl"], [("", (*runs, *read))]),
