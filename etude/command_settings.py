@@ -41,7 +41,12 @@ LOG = typer.Option(
 def integer_option(low: int | None = None, high: int | None = None) -> dict[str, Any]:
     """Arguments of `typer.Option` for a whole number between two bounds, in the grammar of settings."""
     return _number(
-        low, high, "a whole number", "INTEGER", lambda number: isinstance(number, int) or number.is_integer(), int
+        low,
+        high,
+        "a whole number",
+        "INTEGER",
+        lambda number: isinstance(number, int) or number.is_integer() and abs(number) <= settings.LARGEST_INTEGER,
+        int,
     )
 
 

@@ -128,6 +128,8 @@ def run_technique(
         raise RunError(
             "--checkpoint is for full runs; a small run starts from random weights: leave it out, or add --scale full"
         )
+    if nproc is not None:
+        raise RunError("--nproc is for full runs; leave it out, or add --scale full")
     if out is None:
         out = Path("runs") / entry.name
         out = (

@@ -79,6 +79,8 @@ BAD = [
         ["run", "mtp", "--scale", "full", "--backend", "gloo", "--set", "checkpoint=other"],
         "checkpoint other is not a folder",
     ),
+    (["run", "kl", "--nproc", "2"], "--nproc is for full runs"),
+    (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "1e99"], "expected a whole number, got '1e99'"),
     (["run", "kl", "--seed", "x"], "--seed"),
     (["run", "kl", "--checkpoint-seconds", "-1"], "--checkpoint-seconds"),
     (["run", "kl", "--bogus"], "--bogus"),
