@@ -25,6 +25,8 @@
 PY ?= python3
 HARBOR_PY ?= python3.12
 BIN := .venv/bin
+# Threads of one process that wait for each other by spinning would keep the cores of the processes beside it busy.
+QUIET := OMP_WAIT_POLICY=passive
 
 .PHONY: demo small check test test-gpu gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lab lessons .venv
 .DEFAULT_GOAL := small
@@ -46,7 +48,7 @@ check: .venv/.has-test,dev
 test: .venv/.has-test,dev
 	@.ci/tools
 	if .ci/with-docker true 2>/dev/null; then engine=.ci/with-docker; fi; $$engine \
-	  $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
+	  env $(QUIET) $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder --durations=10
 
 test-gpu: .venv/.has-test,dev
 	$(BIN)/python -m pytest -m gpu tests
@@ -102,7 +104,7 @@ test-vllm: .venv-vllm/.has-vllm
 	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
 
 mutants: .venv/.has-test,dev
-	$(BIN)/python -m tests.mutants
+	$(QUIET) $(BIN)/python -m tests.mutants
 
 explore: .venv/.has-explore
 	$(BIN)/etude explore

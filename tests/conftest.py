@@ -8,14 +8,15 @@ import sys
 from collections import Counter
 
 import hypothesis
-import jaxtyping
 import pytest
 import torch
+
+from tests import shape_checks
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
-hook = jaxtyping.install_import_hook(["ref"], "beartype.beartype")
+shape_checks.install()
 # Where as many workers as cores run tests side by side, two threads in each would wait for each other in every product.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else max(1, min(2, os.cpu_count() or 1))
 torch.set_num_threads(THREADS)
@@ -37,6 +38,7 @@ def own_threads():
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+    shape_checks.start_test()
 
 
 @pytest.fixture(autouse=True)

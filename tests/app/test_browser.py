@@ -91,6 +91,10 @@ def tab(request, window):
         yield tab
 
 
+wide, narrow = (pytest.mark.parametrize("tab", [width], indirect=True) for width in WIDTHS)
+"""For a test of what does not depend on the width."""
+
+
 def settled(tab):
     """Waits until the page is drawn to its end: in the page, because `expect` looks only every second in the end."""
     tab.locator("h1").first.wait_for()
@@ -141,7 +145,7 @@ def test_every_page_opens_without_an_error(window, address):
             expect(settled(tab).locator("h1").first).to_have_text(page.title)
             assert tab.locator('[data-testid="stException"]').count() == 0, page.name
             if page.look:
-                expect(tab.locator(f"img, {CHART} svg.marks").first).to_be_visible()
+                tab.locator(f"img, {CHART} svg.marks").first.wait_for()
             still = tab.get_by_test_id("stImage")
             if page.name == "claims":
                 expect(still.first).to_be_visible()
@@ -157,7 +161,7 @@ def test_every_page_opens_without_an_error(window, address):
 def fits(tab, page, width):
     """Fails if the page, once it is drawn at this width, is wider, or a wide picture too small."""
     if width < 640:  # the sidebar goes, and takes its time
-        expect(tab.get_by_test_id("stSidebar")).to_have_attribute("data-collapsed", "true")
+        tab.locator('[data-testid="stSidebar"][data-collapsed="true"]').wait_for(state="attached")
     wide = tab.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
     assert wide <= width, f"{page.name} is {wide} pixels wide on a screen of {width}"
     for picture in tab.locator(f'[class*="st-key-wide-"] :is(img, {CHART})').all()[:1]:
@@ -168,6 +172,7 @@ def fits(tab, page, width):
     )
 
 
+@wide
 def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, address):
     tab.goto(f"{address}/penalties")
     slider = settled(tab).get_by_role("slider", name="q: how much it bends")
@@ -184,6 +189,7 @@ def test_a_slider_moves_by_keyboard_and_the_link_reopens_what_it_says(tab, addre
     assert not tab.errors
 
 
+@narrow
 def test_back_from_another_page_brings_the_edits_back(tab, address):
     edits = "1_40~0.25_80~0_40"
     tab.goto(f"{address}/advantages?preset=one+success&group={edits}")
@@ -213,6 +219,7 @@ def test_back_from_another_page_brings_the_edits_back(tab, address):
     assert not tab.errors
 
 
+@wide
 def test_the_url_names_the_run_that_is_shown(tab, address):
     tab.goto(f"{address}/recipe?curves=Pretraining")
     tab.wait_for_url("**/recipe?*run=committed+example*")
@@ -220,6 +227,7 @@ def test_the_url_names_the_run_that_is_shown(tab, address):
     assert "curves=Pretraining" in tab.url and not tab.errors
 
 
+@wide
 def test_data_are_downloaded_as_csv(tab, address):
     tab.goto(f"{address}/advantages?preset=one+success")
     buttons = settled(tab).get_by_role("button", name="Data (CSV)")
@@ -235,6 +243,7 @@ def test_data_are_downloaded_as_csv(tab, address):
     assert not tab.errors
 
 
+@narrow
 def test_a_page_leads_to_its_lesson(tab, address):
     tab.goto(f"{address}/kl?samples=1000&kl=0.5")
     settled(tab).locator('[data-testid="stPageLink"] a').click()
@@ -292,7 +301,7 @@ def verdicts(tab):
 def a_token_is_told(tab, width):
     """While the mouse is over it, within the screen; the page opens on an agent at work."""
     if width < 640:
-        expect(tab.get_by_test_id("stSidebar")).to_have_attribute("data-collapsed", "true")
+        tab.locator('[data-testid="stSidebar"][data-collapsed="true"]').wait_for(state="attached")
     assert tab.locator(".rollout").first.bounding_box()["y"] < 0.8 * tab.viewport_size["height"]
     token = tab.locator(".token").first
     told = token.locator(".more")

@@ -21,7 +21,7 @@ from tests.ref.test_textual_feedback import rollout, segments_with_hints
 
 # Where a strategy makes a Hint, the check of types looks at a random item of a tuple.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-some, few = (settings(max_examples=n, deadline=None, derandomize=True) for n in (16, 6))
+some, few = (settings(max_examples=n, deadline=None, derandomize=True) for n in (10, 6))
 kinds = st.sampled_from(["forward", "reverse", "js"])
 size = st.integers(1, 3)
 told = st.lists(segments_with_hints(V).map(lambda one: (rollout(*one[:2]), one[2])), min_size=1, max_size=6)

@@ -12,7 +12,7 @@ from ref import dr_grpo, packing, router_replay, self_summary
 from tests.mirror import calls
 from tests.mirror.layouts import close, layouts, play, seeds
 
-some = settings(max_examples=30, deadline=None, derandomize=True)
+some = settings(max_examples=20, deadline=None, derandomize=True)
 odd = st.integers(1, 3)
 how_advantages = st.sampled_from(
     [dict(baseline=b, scale=s) for b in ("mean", "leave_one_out") for s in ("none", "std")]

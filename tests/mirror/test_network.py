@@ -17,7 +17,7 @@ from tests.mirror.layouts import EVERY, NAMES, close, layouts, play, seeds
 from tests.networks import SCALINGS, scramble
 
 few = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 size = st.integers(1, 3)
 V = 40

@@ -157,7 +157,7 @@ def test_environments_that_fail(layout, seed, lost, longest, beta):
         close(grads[name], x, largest)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     layouts,
     seeds,

@@ -20,7 +20,7 @@ from tests.mirror import calls, workers
 from tests.mirror.layouts import EVERY, close, layouts, play, seeds
 from tests.mirror.workers import Ranks, ranks
 
-slow = settings(max_examples=25, deadline=None, derandomize=True)
+slow = settings(max_examples=16, deadline=None, derandomize=True)
 
 
 @slow

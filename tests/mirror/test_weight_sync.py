@@ -20,7 +20,7 @@ from tests.mirror import syncing
 from tests.mirror.layouts import EVERY, layouts, play, seeds
 from tests.mirror.workers import ranks
 
-few = settings(max_examples=15, deadline=None, derandomize=True)
+few = settings(max_examples=10, deadline=None, derandomize=True)
 
 
 def config(experts: int) -> Config:
