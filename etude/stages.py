@@ -86,7 +86,7 @@ PARTS: tuple[Part, ...] = (
                 "Base model and data",
                 "An open base model, or random weights, and files of code: cleaned, without "
                 "duplicates, and with a codebase held out.",
-                own=make_paths("data", "sims/recipe/data.py", "lessons/01_cpt.py", scaled="scaled/data/prepare.py"),
+                own=make_paths("data", "recipe/small/data.py", "lessons/01_cpt.py", scaled="scaled/data/prepare.py"),
             ),
             Stage(
                 "cpt",
@@ -224,7 +224,7 @@ PARTS: tuple[Part, ...] = (
                 "evaluation",
                 "Evaluation",
                 "Held-out tasks and a held-out codebase, before and after RL, with intervals.",
-                own=make_paths("evaluation", None, "lessons/00_recipe.py", sim="sims/recipe/evaluation.py"),
+                own=make_paths("evaluation", None, "lessons/00_recipe.py", sim="recipe/small/evaluation.py"),
                 page="recipe",
             ),
             Stage(

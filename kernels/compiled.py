@@ -6,7 +6,7 @@ follows from them. Nothing here is measured on a device, and nothing tells how f
 
 Compiled code lies in Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), so that the second time is quick.
 Triton's interpreter replaces every kernel, so this needs a process without TRITON_INTERPRET: `python -m …compiled`
-serves one, and etude/kernels.py runs several."""
+serves one, and etude/bench/compiled_kernels.py runs several."""
 
 import ast
 import hashlib

@@ -52,18 +52,18 @@ import torch
 
 from kit.disk import read_json, read_lines
 from kit.settings import fill
+from kit.statistics import bootstrap, pass_at_k
 from lessons.course import ROOT, check, quick, source, tiny_run
+from recipe.microrepo import document, transcript
+from recipe.small import agent
+from recipe.small import stages as recipe
+from recipe.small.agent import Language, parted
+from recipe.small.data import shown_episodes, task_stream
+from recipe.small.demonstrations import context
+from recipe.small.settings import Recipe
 from ref.cpt import load_tokenizer
 from ref.engine.sampler import Sampler
 from ref.network import Config, load_hf
-from sims.microrepo import document, transcript
-from sims.recipe import agent
-from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, parted
-from sims.recipe.data import shown_episodes, task_stream
-from sims.recipe.demonstrations import context
-from sims.recipe.settings import Recipe
-from sims.statistics import bootstrap, pass_at_k
 
 folder = ROOT / "results" / "examples" / "agent"
 trained = fill(Recipe, read_json(folder / "record.json")["config"])
@@ -362,7 +362,7 @@ def check_2():
             f"c={c}, n={n}, k={k}: {want:.4f} of the subsets hold a success, not {actual:.4f}"
         )
     assert np.allclose([within_reach(c, 8, 4) for c in range(9)], pass_at_k(range(9), 8, 4)), (
-        "differs from sims.statistics.pass_at_k"
+        "differs from kit.statistics.pass_at_k"
     )
 
 
@@ -453,10 +453,10 @@ check(3, check_3)
 #
 # ## Where to read on
 #
-# * `sims/recipe/settings.py`, where every field says in one line what it is; then `sims/recipe/stages.py`.
+# * `recipe/small/settings.py`, where every field says in one line what it is; then `recipe/small/stages.py`.
 #   `etude run recipe --scale small --seed 3` starts a run of your own, and `etude explore`, page *The recipe*, watches
 #   it.
-# * `sims/recipe/evaluation.py`: what is measured before and after, and how decoding is timed.
+# * `recipe/small/evaluation.py`: what is measured before and after, and how decoding is timed.
 # * `results/claims.json`, or `etude claims --all`: every claim of the sources that was put to the test, including those
 #   that did not hold here.
 # * Chen et al., "Evaluating large language models trained on code" (arXiv:2107.03374): where the unbiased pass@k comes

@@ -37,10 +37,10 @@ import numpy as np
 import torch
 
 from lessons.course import check, quick, source
+from recipe.microrepo import document, generate
+from recipe.small.settings import Recipe
 from ref import cpt, muon
 from ref.network import Config, Transformer
-from sims.microrepo import document, generate
-from sims.recipe.settings import Recipe
 
 source(cpt.pack)
 
@@ -492,6 +492,7 @@ check(4, check_4)
 #   same on many ranks.
 # * `etude figure cpt-rl` (the report's Figure 2): what more pretraining does to the loss and to RL; `etude claims
 #   --figure cpt-rl` shows verdicts.
-# * `sims/recipe/data.py`: the recipe's own mix of small world and code, and how long files are kept from dominating it.
+# * `recipe/small/data.py`: the recipe's own mix of small world and code, and how long files are kept from dominating
+#   it.
 # * Lesson 9 deals sequences out to ranks by what they cost; there, packing is about time, not about masks.
 # * Next: lesson 2, Muon, which has already been at work here.

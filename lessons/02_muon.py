@@ -37,9 +37,9 @@ import matplotlib.pyplot as plt
 import torch
 
 from lessons.course import check, quick, source
+from recipe.microrepo import documents
 from ref import cpt, muon
 from ref.network import Config, Transformer
-from sims.microrepo import documents
 
 source(muon.newton_schulz)
 

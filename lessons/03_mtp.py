@@ -38,10 +38,11 @@ import matplotlib.pyplot as plt
 import torch
 
 from lessons.course import check, claims, quick, source
+from recipe.microrepo import document, generate
 from ref import cpt, mtp, muon
 from ref.network import Config, Transformer
-from sims import drafting, mtp_distillation
-from sims.microrepo import document, generate
+from sims.mtp import drafting
+from sims.mtp import experiment as mtp_distillation
 
 source(mtp.MTP.forward, mtp.mtp_loss)
 
@@ -530,7 +531,7 @@ for sharpness in (0.5, 1.0, 2.0):
 #   turns, `recall` and `ahead`.
 # * `etude figure mtp`: the full experiment, with intervals; `etude explore`, page *Multi-token prediction*, steps
 #   through a decode.
-# * `sims/joint_mtp.py`: whether layers that train along should also train the trunk; what that does to loss and drafts,
+# * `sims/mtp/joint.py`: whether layers that train along should also train the trunk; what that does to loss and drafts,
 #   measured.
 # * `ref/rl.py`, `improve`: how the layers follow a policy that RL moves.
 # * Leviathan et al. (arXiv:2211.17192) for the rule and its speed; Gloeckle et al. (arXiv:2404.19737) for heads that

@@ -46,7 +46,7 @@ import torch
 
 from lessons.course import check, quick, run, source
 from ref import dr_grpo
-from sims import grpo_bias
+from sims.grpo_bias import experiment as grpo_bias
 
 source(dr_grpo.group_advantages)
 
@@ -107,7 +107,7 @@ for name in dr_grpo.FAMILY:
 # words of at most five symbols for three prompts (any finished word is right; it must contain letter 0; it must contain
 # letters 0 and 1). Then there are so few words, and so few groups of $N$ of them, that the expected gradient of every
 # member of the family can be summed exactly and compared with the true gradient of the expected reward.
-# `sims/grpo_bias.py` does it
+# `sims/grpo_bias/experiment.py` does it
 # for random policies:
 
 # %%

@@ -33,7 +33,7 @@ import torch
 
 from lessons.course import check, quick, run, source
 from ref import kl
-from sims import kl_variance
+from sims.kl_variance import experiment as kl_variance
 
 source(kl.token_kl)
 

@@ -34,10 +34,10 @@ import torch
 
 from kit.disk import read_json
 from lessons.course import ROOT, check, quick, source, verdicts
+from recipe.small.settings import Recipe
 from ref import dr_grpo, length_penalty
 from ref.length_penalty import Effort, EffortWeights
-from sims import length_curves
-from sims.recipe.settings import Recipe
+from sims.length_penalty import curves as length_curves
 
 source(length_penalty.length_penalty, length_penalty.marginal_cost)
 
@@ -201,9 +201,9 @@ check(2, check_2)
 # thinking for $x$ tokens solves it with probability $1 - e^{-x/\tau}$: the first tokens help most, and on a hard task
 # every token helps less. The reward is 1 if solved, minus `price` $\cdot\, C(x)$.
 #
-# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty.py` does it
-# like this: before training, both cost the same *on average* over the agent's current efforts, and $k$ is one over the
-# mean effort, so that the curve bends where the policy is.
+# Two penalties are compared, linear and $q = 2$, and the comparison has to be fair. `sims/length_penalty/experiment.py`
+# does it like this: before training, both cost the same *on average* over the agent's current efforts, and $k$ is one
+# over the mean effort, so that the curve bends where the policy is.
 #
 # ## Exercise 3: a price that matches
 #

@@ -41,16 +41,16 @@ import matplotlib.pyplot as plt
 import torch
 
 from lessons.course import check, quick, source, verdicts
+from recipe.microrepo import MicroRepo, Session, demonstration, documents, transcript
+from recipe.small import demonstrations as chains
+from recipe.small.agent import Language
+from recipe.small.data import shown_episodes, task_stream
+from recipe.small.settings import Recipe
 from ref import cpt, dr_grpo, self_summary
 from ref.network import Config, Transformer
 from ref.rl import compute_reward_terms
 from ref.rollout import Limits, script_rollout
-from sims import self_summary as experiment
-from sims.microrepo import MicroRepo, Session, demonstration, documents, transcript
-from sims.recipe import demonstrations as chains
-from sims.recipe.agent import Language
-from sims.recipe.data import shown_episodes, task_stream
-from sims.recipe.settings import Recipe
+from sims.self_summary import experiment
 
 source(self_summary.ChainBuilder.answer, self_summary.ChainBuilder.close, self_summary.ChainBuilder.go_on)
 
@@ -236,11 +236,10 @@ check(1, check_1)
 source(self_summary.spread)
 
 # %% [markdown]
-# It is one line of code without a division. Does a chain then weigh the same however it is cut? `sims/self_summary.py`
-# answers with a network's gradient. It compares segments as rows, as the trainer does it, with every chain as *one*
-# row, its segments packed side by side, where nothing can count segments at all. The network is small and random; the
-# chains are those of
-# the scripted agent.
+# It is one line of code without a division. Does a chain then weigh the same however it is cut?
+# `sims/self_summary/experiment.py` answers with a network's gradient. It compares segments as rows, as the trainer does
+# it, with every chain as *one* row, its segments packed side by side, where nothing can count segments at all. The
+# network is small and random; the chains are those of the scripted agent.
 
 # %%
 torch.manual_seed(0)
@@ -455,7 +454,7 @@ verdicts("self-summary")
 # ## Where to read on
 #
 # * `ref/self_summary.py` from the top; `ref.rollout.decode_rollout` runs one chain at a time, with drafts.
-# * `sims/recipe/demonstrations.py`: what the scripted agent puts into a summary, and how it is made to forget on
+# * `recipe/small/demonstrations.py`: what the scripted agent puts into a summary, and how it is made to forget on
 #   purpose.
 # * `etude figure self-summary` runs the experiment (up to an hour); `etude explore`, page *Self-summary*, steps through
 #   a real chain.

@@ -43,13 +43,13 @@ import torch
 
 from lessons.course import check, quick, source, verdicts
 from lessons.talks import Ids, Parrot, Talk
+from recipe.small.agent import single
+from recipe.small.fp8_rounding import fp8_rows
 from ref import router_replay
 from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer
 from ref.rollout import Limits, rollout
-from sims import engines
-from sims.recipe.agent import single
-from sims.rounding import fp8_rows
+from sims.router_replay import engines
 
 source(router_replay.replay, router_replay.gates)
 

@@ -36,7 +36,9 @@ import torch
 
 from lessons.course import check, claims, quick, run, source, tiny_run, verdicts
 from ref import formats, quant
-from sims import low_precision, policies, quantised
+from sims import policies
+from sims.low_precision import experiment as low_precision
+from sims.low_precision import quantised
 
 source(formats.e2m1_encode, formats.e2m1_decode)
 
@@ -233,10 +235,11 @@ check(3, check_3)
 # %% [markdown]
 # ## The experiment
 #
-# `sims/low_precision.py` measures two things on the agent's own experts: what each format leaves of the operands of its
-# products, and how far log-probs move that should not move. Here are its first three parts, on a tiny run whose agent
-# has learned nothing (`etude figure low-precision` takes `runs/small`). Each row of text is read again with a different
-# *last* token, and again in a batch with other rows. A causal model must say the same about all earlier tokens.
+# `sims/low_precision/experiment.py` measures two things on the agent's own experts: what each format leaves of the
+# operands of its products, and how far log-probs move that should not move. Here are its first three parts, on a tiny
+# run whose agent has learned nothing (`etude figure low-precision` takes `runs/small`). Each row of text is read again
+# with a different *last* token, and again in a batch with other rows. A causal model must say the same about all
+# earlier tokens.
 
 # %%
 root = tiny_run()
@@ -441,7 +444,8 @@ for claim in claims("low-precision"):
 #   (NaN, zeros, odd widths) and the other rounding modes of MXFP8.
 # * `kernels/quant.py`, `kernels/experts.py`: the same bits in Triton; `tests/kernels` holds them equal to `ref`, code
 #   by code.
-# * `sims/quantised.py` and `sims/low_precision.py`; `etude figure low-precision` runs all of it.
+# * `sims/low_precision/quantised.py` and `sims/low_precision/experiment.py`; `etude figure low-precision` runs all of
+#   it.
 # * OCP Microscaling Formats 1.0; "Recipes for pre-training LLMs with MXFP8", arXiv:2506.08027; DeepSeek-V3,
 #   arXiv:2412.19437, §3.3.
 # * Next: lesson 11, the mirror.

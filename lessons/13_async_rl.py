@@ -50,6 +50,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from kit.disk import read_lines
+from kit.plots import BLUE, COLOURS, GREEN, ORANGE, RED
 from lessons.async_parts import Brief, network
 from lessons.course import check, hushed, quick, source
 from ref import async_rl, dr_grpo
@@ -59,7 +60,6 @@ from ref.engine.sampler import Sampler
 from scaled.async_rl import local, services
 from scaled.async_rl.player import Player
 from scaled.async_rl.records import unpack
-from sims.drawing import BLUE, COLOURS, GREEN, ORANGE, RED
 
 threads = torch.get_num_threads()
 torch.set_num_threads(1)  # as the services do

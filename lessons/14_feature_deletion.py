@@ -30,9 +30,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lessons.course import check, quick, source
+from recipe.microrepo import generate
+from recipe.microrepo.leftovers import LOST_DOCSTRING, CachedSession, cache_name, worn
 from ref import feature_deletion as fd
-from sims.microrepo import generate
-from sims.microrepo.leftovers import LOST_DOCSTRING, CachedSession, cache_name, worn
 
 print(fd.PROGRAM.decode())
 before, coverage = fd.play(fd.PROGRAM)

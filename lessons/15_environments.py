@@ -47,11 +47,12 @@ from environments.harness import record
 from environments.sandbox import manifest
 from environments.sandbox.interface import Sandbox
 from kit.disk import parse_json, read_json
+from kit.plots import BLUE, GREY
 from kit.settings import RunError
 from lessons.course import QUICK, ROOT, check, quick, source
 from lessons.course import verdicts as claimed
-from sims import environments_demo, words_task
-from sims.drawing import BLUE, GREY
+from sims.environments import demo as environments_demo
+from sims.environments import words_task
 
 
 def scene(part, *arguments):

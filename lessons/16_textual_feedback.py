@@ -39,10 +39,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from lessons.course import check, quick, source, verdicts
+from recipe.microrepo import Session, generate
 from ref import textual_feedback
 from ref.engine.sampler import Segment
 from ref.textual_feedback import Hint
-from sims.microrepo import Session, generate
 
 source(textual_feedback.predictions)
 
@@ -310,11 +310,9 @@ for name in ("outcome", "feedback"):
 #
 # This policy understands the hint from the start, since it was built to. A large model understands English. The tiny
 # agent of the small world understands neither. Before it was taught, it made the same fault again in 0.52 of the cases
-# without a hint, in 0.36 with the right hint, and in 0.48 with the hint of another rollout. So `sims/hinted.py` shows
-# it demonstrations in which a hint stands in front of a turn that obeys, and `etude figure textual-feedback` then
-# trains it, with controls
-# that were written
-# down before:
+# without a hint, in 0.36 with the right hint, and in 0.48 with the hint of another rollout. So
+# `sims/textual_feedback/hinted.py` shows it demonstrations in which a hint stands in front of a turn that obeys, and
+# `etude figure textual-feedback` then trains it, with controls that were written down before:
 
 # %%
 verdicts("textual-feedback")
@@ -333,7 +331,7 @@ verdicts("textual-feedback")
 #
 # * `ref/textual_feedback.py` from the top; `ref/rl.py`, function `improve`, adds the loss to a step, and
 #   `scaled/textual_feedback.py` says what must be sent when a message and its teacher are on different ranks.
-# * `sims/hints.py`: the rules that find the message and say what was wrong.
+# * `recipe/small/hints.py`: the rules that find the message and say what was wrong.
 # * `etude explore`, page Textual feedback: an agent reads its own faults with and without hints, token by token.
 # * `etude run recipe --scale small --set rl.feedback.weight=1` gives hints in the recipe.
 # * SDPO (arXiv:2601.20802), SDFT (arXiv:2601.19897) and OPSD (arXiv:2601.18734).

@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from kit.disk import read_json
+from kit.plots import BLUE, GREY
 from lessons.course import ROOT, check, source, verdicts
 from ref import behaviour, dr_grpo, transcript
 from ref.behaviour import MEASURE_CAPS, Behaviour, Prices
 from ref.transcript import Call, Todo, Transcript, Turn
-from sims.drawing import BLUE, GREY
 
 source(behaviour.measures)
 
@@ -290,7 +290,7 @@ for scale, name in (("none", "Dr. GRPO"), ("std", "GRPO")):
 # %% [markdown]
 # ## What a trained agent did
 #
-# The small world has no to-do lists and no messages, so one with manners was built (`sims/microrepo/manners.py`). A
+# The small world has no to-do lists and no messages, so one with manners was built (`recipe/microrepo/manners.py`). A
 # policy learnt good and bad manners from demonstrations, half and half. Then RL went on with no price, with prices on
 # calls, with prices on words
 # and code, and with all:
@@ -338,7 +338,8 @@ plt.show()
 #
 # * `ref/behaviour.py`: all nine measures, and five traps. `ref/transcript.py`: the record beneath it, and what counts
 #   as a claim or a comment.
-# * `sims/microrepo/manners.py`: the world with manners. `sims/transcripts.py`: how a record is made from an episode.
+# * `recipe/microrepo/manners.py`: the world with manners. `recipe/small/transcripts.py`: how a record is made from an
+#   episode.
 # * `etude figure behaviour` runs the four arms. `etude run recipe --scale small --set rl.behaviour.broken=0.05` trains
 #   with a price, and logs each part.
 # * `scaled/behaviour.py`: a group whose rollouts are on several ranks.

@@ -43,11 +43,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from kit.plots import BLUE, GREEN, GREY, RED
 from lessons.course import ROOT, check, quick, source, verdicts
 from ref import dr_grpo, monitor
 from ref.monitor import Band, Evidence, Monitor
 from ref.transcript import Call, Transcript, Turn
-from sims.drawing import BLUE, GREEN, GREY, RED
 from sims.real_time_rl import loop, rewards
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import Served, Users
@@ -561,8 +561,8 @@ for experiment in ("monitor", "real-time-rl"):
 #
 # * `ref/monitor.py`: the bets both ways, what they assume, and the signatures of hacks. `scaled/monitor.py`: a group on
 #   many ranks.
-# * `sims/recipe/watching.py` and `scaled/watching.py`: the monitor beside RL, small and full. Both say what has
+# * `recipe/small/monitoring.py` and `scaled/watching.py`: the monitor beside RL, small and full. Both say what has
 #   changed.
-# * `sims/planted_failures.py`: mistakes planted in a reward, and prices that follow an alarm. `etude figure monitor`
+# * `sims/monitor/experiment.py`: mistakes planted in a reward, and prices that follow an alarm. `etude figure monitor`
 #   runs it.
 # * `sims/real_time_rl/`: users, rewards, loop, gate. `etude figure real-time-rl` runs five ways.

@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 from kit.disk import read_json
 from kit.runs import Run
 from kit.settings import fill
+from recipe.small import stages as recipe
 from sims.policies import SMOKE
-from sims.recipe import stages as recipe
 
 __all__ = ["QUICK", "check", "claims", "hushed", "quick", "run", "source", "tiny_folder", "tiny_run", "verdicts"]
 

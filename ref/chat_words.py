@@ -29,7 +29,7 @@ __all__ = ["ChatPart", "Place", "Traced", "Words"]
 MARKS = re.compile(rf"(?:{MARK}|\\{{1,16}}ufdd0)(\d{{0,9}})(?:{MARK}|\\{{1,16}}ufdd0)")
 """A mark as it is, or escaped."""
 RESERVED = re.compile("[\ufdd0-\ufdd2]")
-"""What a chat may not hold: `MARK`, and the marks of `{% generation %}` (`sims/recipe/chat_template.py`)."""
+"""What a chat may not hold: `MARK`, and the marks of `{% generation %}` (`recipe/small/chat_template.py`)."""
 LETTER = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|([^\W_])")
 """A tag, which templates look for and a mark would hide, or a letter or digit outside of tags."""
 THOUGHT = "</think>"

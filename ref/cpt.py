@@ -5,7 +5,7 @@ Paper: Composer 2 technical report (arXiv:2603.24477v2), §3.1 and Appendix B.
 The report trains on a code-dominated mix: the bulk of the compute at a short context, then a shorter phase at
 a long one, then a short SFT. It tracks held-out *codebase perplexity*: the files of a repository are joined in
 alphabetical order, and each token is scored under a rolling window. This file holds what the phases share, in
-the order in which data flows; `sims/recipe/stages.py` runs the phases one after another.
+the order in which data flows; `recipe/small/stages.py` runs the phases one after another.
 
     folder → files → tokens → packed rows → loss → codebase perplexity
 

@@ -8,8 +8,8 @@ into tokens.
     reward = environment.reward()                  named terms, and metrics
 
 An environment never sees a token, and the policy's sampler never sees a message: a `ChatFormat` stands between them,
-and `ref/rollout.py` drives both. The small world (`sims/microrepo/`), real packages in sandboxes (`environments/`) and
-a user's own environment are the same to everything that trains.
+and `ref/rollout.py` drives both. The small world (`recipe/microrepo/`), real packages in sandboxes (`environments/`)
+and a user's own environment are the same to everything that trains.
 
     class Guess:                                   a number between 0 and 9; the policy has three turns
         def __init__(self, number): self.number, self.turns, self.found = number, 0, False

@@ -33,7 +33,7 @@ budget_tokens). Advantages, lengths and GSPO's ratios are those of chains. A rol
 of these.
 
 Run it
-    etude run recipe --scale small           `sims/recipe/reinforcement.py` runs it in the small world
+    etude run recipe --scale small           `recipe/small/reinforcement.py` runs it in the small world
     etude run dr-grpo --scale full           `scaled/rl.py`, the same on many ranks
 
 Glossary
@@ -329,7 +329,7 @@ class Step:
 @runtime_checkable
 class Trainer(Protocol):
     """Weights that are trained: `Plain`, or the recipe's with master weights and draft layers
-    (`sims/recipe/learner.py`)."""
+    (`recipe/small/learner.py`)."""
 
     @property
     def model(self) -> Transformer:

@@ -40,7 +40,7 @@ Where this file departs from the paper
    `tools` and tool calls, and `weight` 0 on an assistant message that gives context without being learned.
 2. Only text is read. Contents with pictures or sound, and the older `function_call`, are refused by line.
 3. Weights and optimisers are the recipe's (`ref/cpt.py`, `ref/muon.py`). The report trains MTP layers along in this
-   phase; so does the recipe (`sims/recipe/learner.py`), with the rows of this file.
+   phase; so does the recipe (`recipe/small/learner.py`), with the rows of this file.
 
 Run it
     etude run recipe --scale small --set sft.conversations=FILE.jsonl       trains the SFT stage on a file

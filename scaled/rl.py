@@ -18,7 +18,7 @@ Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
 2. The sampler is `ref.engine.sampler`: it needs memory for the complete network on every rank.
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
-4. Tasks always follow the world's mix; only small runs upsample harder tasks (`sims/recipe/reinforcement.py`).
+4. Tasks always follow the world's mix; only small runs upsample harder tasks (`recipe/small/reinforcement.py`).
 
 The caller provides tasks, which make environments (`ref/environment.py`), and a chat format; nothing here depends on
 what they say.

@@ -1,6 +1,6 @@
 """All supervised phases of the recipe on many ranks, in one loop: continued pretraining, distillation of the draft
 layers, the long-context phase and SFT, which train both together (Composer 2 technical report, §3.1). On one rank,
-`sims/recipe/learner.py` trains the same phases.
+`recipe/small/learner.py` trains the same phases.
 
     loss = next-token loss + weight · balance loss [+ weight · distillation loss]
 

@@ -33,7 +33,7 @@ __all__ = ["Group", "Look", "Watcher", "shortened", "watching"]
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""
 LOGGED_PREFIXES = ("watch_", "low_", "high_", "evidence_", "alarm_")
-"""How the names of what a monitor logs begin (`sims/recipe/watching.py`)."""
+"""How the names of what a monitor logs begin (`recipe/small/monitoring.py`)."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,2 @@
-"""Simulations: each module reproduces one figure or one claim with the reference code."""
+"""Experiments, a folder for each: `experiment.py` reproduces a figure or a claim of the sources with the reference
+code. What several share stands beside them."""

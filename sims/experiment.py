@@ -28,9 +28,9 @@ only, so anyone can recompute it from the file that holds both:
 A number without an interval counts as an interval of length zero. A law holds or is broken; laws are counted
 separately.
 
-A record is tied to the code that measured it (`etude/fingerprints.py`). Where that code has changed since, the ledger
-shows "stale" in place of the verdict. A rule that was written or changed after its data gives a verdict *after the
-fact*, until the experiment is run again.
+A record is tied to the code that measured it (`etude/ledger/fingerprints.py`). Where that code has changed since, the
+ledger shows "stale" in place of the verdict. A rule that was written or changed after its data gives a verdict *after
+the fact*, until the experiment is run again.
 
     etude figure kl-variance --quick        PNG, CSV and JSON in runs/figure/kl-variance
     etude claims                            every claim, what was measured, and the verdict

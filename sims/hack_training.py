@@ -12,17 +12,17 @@ import torch
 
 from kit.disk import read_lines
 from kit.runs import Run, Stage
+from recipe.small.agent import Language, hash_seed, play
+from recipe.small.data import task_stream
+from recipe.small.demonstrations import context
+from recipe.small.learner import RATES, Learner, load_checkpoint, shown_rows, train
+from recipe.small.reinforcement import Moment, learn, of_rollouts
+from recipe.small.settings import Recipe
+from recipe.small.tasks import Hinting, MicroTasks, OpenSession
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, save_hf
 from ref.rollout import Rollout
-from sims.recipe.agent import Language, hash_seed, play
-from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import context
-from sims.recipe.learner import RATES, Learner, load_checkpoint, shown_rows, train
-from sims.recipe.reinforcement import Moment, learn, of_rollouts
-from sims.recipe.settings import Recipe
-from sims.recipe.tasks import Hinting, MicroTasks, OpenSession
 
 __all__ = [
     "Heldout",

@@ -7,7 +7,7 @@ import torch
 from kit.disk import read_json
 from kit.runs import Run
 from kit.settings import RunError, fill
-from sims.recipe import stages as recipe
+from recipe.small import stages as recipe
 
 __all__ = ["SMOKE", "agent", "read_config"]
 

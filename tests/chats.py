@@ -8,10 +8,10 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from recipe.small.chat_template import Template
 from ref.cpt import as_text
 from ref.network.release import make_chat_template
 from ref.sft import Chat, chat_of
-from sims.recipe.chat_template import Template
 
 __all__ = [
     "AGENT",

@@ -59,7 +59,7 @@ def interruptible():
 @pytest.fixture
 def ask(capsys):
     """The command line in this process: ask(words…) gives exit code, stdout, stderr."""
-    from etude import cli
+    from etude.cli import main as cli
 
     def asked(*arguments: object) -> tuple[int, str, str]:
         with pytest.MonkeyPatch.context() as patch:

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipe.small.agent import Language
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
 from ref.network.checkpoint import locate
-from sims.recipe.agent import Language
 from tests.talks import contexts_of
 
 __all__ = ["check"]

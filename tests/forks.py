@@ -25,9 +25,9 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "torch._dynamo",
-        "etude.cli",
+        "etude.cli.main",
         "etude.report.page",
-        "sims.recipe.stages",
+        "recipe.small.stages",
         "scaled.rl",
         "scaled.pretrain",
         "matplotlib.pyplot",
@@ -92,6 +92,6 @@ def command_line(threads: int, *arguments: str) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)  # it has read the variable already
     sys.argv = ["etude", *arguments]
-    from etude import cli
+    from etude.cli import main as cli
 
     cli.main()

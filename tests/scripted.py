@@ -4,14 +4,14 @@ import itertools
 import random
 from collections.abc import Sequence
 
+from recipe.microrepo import MicroRepo, Session, Task, documents
+from recipe.microrepo.task import Module
+from recipe.small.agent import Language
+from recipe.small.demonstrations import Lesson, make_chaining
+from recipe.small.settings import Memory
 from ref import cpt
 from ref.rollout import Limits, Rollout, script_rollout
 from ref.self_summary import Chaining
-from sims.microrepo import MicroRepo, Session, Task, documents
-from sims.microrepo.task import Module
-from sims.recipe.agent import Language
-from sims.recipe.demonstrations import Lesson, make_chaining
-from sims.recipe.settings import Memory
 
 __all__ = ["NEVER", "TASK", "narrow", "played", "speaker", "wide"]
 

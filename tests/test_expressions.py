@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.backtracking import attacks, is_linear, matches
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("environments", "ref", "kit", "scaled", "sims")
+ROOMS = ("environments", "ref", "kit", "scaled", "recipe", "sims")
 CALLS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "subn", "split"}
 """Functions of re whose first argument is a pattern."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("kit", "ref", "kernels", "scaled", "sims", "environments", "lessons", "etude")
+ROOMS = ("kit", "ref", "kernels", "scaled", "recipe", "sims", "environments", "lessons", "etude")
 HUB = {
     "kernels/__init__.py": 'def get_kernel(name):\n    return f"the Hub\'s {name}"\n',
     "kernels-0.17.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: kernels\nVersion: 0.17.2\n",

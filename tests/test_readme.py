@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import typer
 
-from etude import catalog, cli, figures, front, full_settings, readme, tables, technique_run
+from etude import catalog
+from etude.cli import main as cli
+from etude.ledger import figures
+from etude.readme import build as readme
+from etude.readme import front, tables
+from etude.run import settings as full_settings
+from etude.run import technique as technique_run
 from kit import settings
 from kit.settings import RunError
 from ref.environment import Environment, Reward, StepResult
@@ -27,7 +33,7 @@ BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n(.*?)\n<!-- /\1 -->", re.DOTALL)
 
 
 def test_pages_say_what_was_measured():
-    """Their blocks are what the committed results and the catalogue make: python -m etude.readme writes them."""
+    """Their blocks are what the committed results and the catalogue make: python -m etude.readme.build writes them."""
     for path in readme.pages():
         text = path.read_text(encoding="utf-8")
         assert text == readme.filled(text, path.parent), path
@@ -239,7 +245,8 @@ def test_a_row_for_each_technique():
     for technique, short, full in zip(catalog.TECHNIQUES, rows[2:], front.catalogue().split("\n")[2:], strict=True):
         parts = [getattr(technique, part) for part in ("ref", "scaled", "kernel", "sim", "lesson", "figure")]
         assert all(f"]({path})" in full for path in parts if path) and technique.title in full
-        assert all(f"]({path})" in short for path in (technique.ref, technique.lesson, technique.sim) if path)
+        folder = technique.sim and technique.sim.removesuffix("/experiment.py")
+        assert all(f"]({path})" in short for path in (technique.ref, technique.lesson, folder) if path)
 
 
 def test_a_row_for_each_figure_of_the_report():

@@ -84,8 +84,8 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 def after_sft(root: Path) -> tuple:
     """Settings, policy and MTP layers that the run in `root` has after SFT. Raises RunError if there are none."""
-    from sims.recipe.learner import load_checkpoint
-    from sims.recipe.settings import Recipe
+    from recipe.small.learner import load_checkpoint
+    from recipe.small.settings import Recipe
 
     try:
         config = fill(Recipe, read_json(root / "config.json")["config"])
@@ -100,13 +100,13 @@ def parts_of(root: Path) -> dict[str, Callable[[], object]]:
     """Name → function that runs that part of the run in `root` once, always the same."""
     import torch
 
+    from recipe.small import agent, evaluation, reinforcement
+    from recipe.small.data import task_stream
+    from recipe.small.demonstrations import context
+    from recipe.small.learner import Learner, language_of, load_checkpoint
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
     from ref.rl import compute_reward_terms, improve
-    from sims.recipe import agent, evaluation, reinforcement
-    from sims.recipe.data import task_stream
-    from sims.recipe.demonstrations import context
-    from sims.recipe.learner import Learner, language_of, load_checkpoint
 
     config, model, mtp = after_sft(root)
     language, r, dtype = language_of(root), config.rl, getattr(torch, config.training.dtype)
@@ -176,10 +176,10 @@ def threads() -> Iterator[None]:
 
     import torch
 
+    from recipe.small import agent, evaluation, reinforcement
     from ref import rollout
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
-    from sims.recipe import agent, evaluation, reinforcement
 
     thread_count = torch.get_num_threads()
     torch.set_num_threads(cores())

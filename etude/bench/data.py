@@ -26,8 +26,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from etude import data as command
 from etude.bench import write_record
+from etude.run import data as command
 from kit.disk import atomic_write, hash_file, read_lines
 from kit.process import machine
 from kit.settings import RunError
@@ -217,7 +217,7 @@ def kill_and_resume(
     command = [
         sys.executable,
         "-m",
-        "etude.cli",
+        "etude.cli.main",
         "data",
         str(toml),
         "--out",

@@ -64,7 +64,7 @@ def bench(
                 "tokens_per_second": tokens / middle,
             }
             if (chip := hardware()) is not None:
-                from etude.prices import Conversations, decoding
+                from etude.plan.recipe import Conversations, decoding
 
                 # `decoding` reads half of a conversation's keys and values
                 conversations = Conversations(2 * (prompt + new / 2), new - 1, 0, True)

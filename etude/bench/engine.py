@@ -28,14 +28,14 @@ def bench(run: Path = Path("runs/small"), out: Path | None = Path("results"), ro
     `rounds`; prints them and writes out/engine-CPU.json. Raises RunError if the folder holds no such policy."""
     import torch
 
+    from recipe.microrepo import MicroRepo, Session
+    from recipe.small.data import task_stream
+    from recipe.small.demonstrations import context
+    from recipe.small.learner import language_of
     from ref.engine.continuous import ContinuousSampler
     from ref.engine.sampler import Sampler
     from ref.environment import Reward
     from ref.rollout import Limits, hash_seed, rollout
-    from sims.microrepo import MicroRepo, Session
-    from sims.recipe.data import task_stream
-    from sims.recipe.demonstrations import context
-    from sims.recipe.learner import language_of
 
     keep_freed_memory()
     root = Path(run)

@@ -29,8 +29,8 @@ from environments.harness.workspace import Job
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store
-from etude.episodes import WORKING
-from etude.tasks import GRADING
+from etude.tasks.build import GRADING
+from etude.tasks.episodes import WORKING
 from kit.settings import RunError
 
 __all__ = ["AT_ONCE", "TWO", "Plays"]

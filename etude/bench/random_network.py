@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from etude.planning import network_of
+from etude.plan.step import network_of
 from ref.network import Config
 from scaled.network.model import Transformer
 from scaled.plan import HARDWARE, Hardware

@@ -3,7 +3,8 @@
 import streamlit as st
 from streamlit import config
 
-from etude.explorer import (
+from etude.explorer.page import PLACES, Page, show
+from etude.explorer.pages import (
     advantages,
     async_rl,
     claims,
@@ -28,7 +29,6 @@ from etude.explorer import (
     watch,
     weight_sync,
 )
-from etude.explorer.page import PLACES, Page, show
 from etude.stages import PARTS, stage_of
 
 __all__ = ["PAGES", "Page", "start"]

@@ -1,5 +1,5 @@
-"""What a chart consists of, said once: `vega.py` makes it live in the browser, and `printed.py` draws the same for a
-file.
+"""What a chart consists of, said once: `charts/vega.py` makes it live in the browser, and `charts/printed.py` draws the
+same for a file.
 
     drawing(x, y, layer, …)          a pair of axes and what lies on them, from back to front
     lines, points, bars, ranges      rows of figures, one mark each; a line goes through its rows in order
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sims.drawing import BY_NAME
+from kit.plots import BY_NAME
 
 __all__ = [
     "COLOURS",

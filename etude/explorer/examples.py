@@ -152,7 +152,7 @@ def unreadable(path: Path, reason: object) -> RunError:
 def format_write_command(folder: Path, name: str = "") -> str:
     """The command that writes the examples of a folder, or the one of this name."""
     if folder == FOLDER and name == "hints.json":
-        return "python -m etude.example_hints"  # of the committed agent, which is there without its run
+        return "python -m etude.play.example_hints"  # of the committed agent, which is there without its run
     return (
         "etude examples --out results/examples"
         if folder == FOLDER

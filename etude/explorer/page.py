@@ -9,7 +9,7 @@ pages share a key, because Streamlit would carry its value from one page to the 
     table(rows, name)                a table with a CSV download; `folded`: in a closed box; `steering`: sets a control
     menu(name, read_rows, png)       the menu below a chart: its data as a table and as CSV, its picture as PNG
 
-`charts.py` shows charts. On a narrow screen, columns are stacked.
+`charts/chart.py` shows charts. On a narrow screen, columns are stacked.
 """
 
 import inspect
@@ -23,7 +23,7 @@ import streamlit as st
 
 from etude import catalog, glossary
 from etude.explorer.drawing import COLOURS
-from etude.figures import as_csv
+from etude.ledger.figures import as_csv
 
 __all__ = ["COLOURS", "PLACES", "Page", "folded", "link", "menu", "show", "steering", "table"]
 

@@ -21,7 +21,7 @@ import streamlit as st
 from etude.explorer import examples
 from etude.report.record import STAGES
 from kit.disk import read_json
-from sims.examples import PLACE
+from sims.examples.runs import PLACE
 
 __all__ = [
     "EXAMPLE",

@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etude import rendering, tokens
-from etude.example_agent import BEFORE
-from etude.play import Agent, agent_in, find_checkpoints
+from etude.play import html as rendering
+from etude.play import tokens
+from etude.play.example_agent import BEFORE
+from etude.play.play import Agent, agent_in, find_checkpoints
+from etude.play.tokens import Watched
 from etude.report.record import as_triple, evaluation_of
-from etude.tokens import Watched
 from kit.settings import RunError
+from recipe.microrepo import Task
+from recipe.small.data import task_stream
 from ref.network import CheckpointError
-from sims.microrepo import Task
-from sims.recipe.data import task_stream
 
 __all__ = ["pairs", "render_rollouts", "stored"]
 

@@ -1,5 +1,5 @@
-"""What the monitor saw during RL, from the metrics that it leaves (`sims/recipe/watching.py`): a sentence, a table, a
-picture."""
+"""What the monitor saw during RL, from the metrics that it leaves (`recipe/small/monitoring.py`): a sentence, a table,
+a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 
 from etude.report.pictures import BLUE, RED, embedded
 from etude.report.record import points_of
-from sims.recipe.watched import NAMES
+from recipe.small.monitored import NAMES
 
 __all__ = ["alarm_in", "changes", "picture", "rows", "sentence"]
 

@@ -29,21 +29,21 @@ import torch
 
 from kit.process import map_on_cores, one_thread
 from kit.runs import Stage
+from kit.statistics import bootstrap
+from recipe.microrepo import Task
+from recipe.small.agent import Language, Rollout, hash_seed, play
+from recipe.small.data import task_stream
+from recipe.small.demonstrations import context
+from recipe.small.learner import Learner
+from recipe.small.settings import Recipe
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf
 from ref.rl import improve
 from ref.self_summary import Chain, Chaining
-from sims.microrepo import Task
 from sims.real_time_rl.rewards import Distilling
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
 from sims.real_time_rl.world import is_hard, open_session, served
-from sims.recipe.agent import Language, Rollout, hash_seed, play
-from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import context
-from sims.recipe.learner import Learner
-from sims.recipe.settings import Recipe
-from sims.statistics import bootstrap
 
 __all__ = ["Sessions", "SessionRecord", "Plan", "Service", "collected", "loops", "compute_session_metrics", "ship"]
 

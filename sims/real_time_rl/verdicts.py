@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.statistics import student
 from sims.experiment import above, below, claim
 from sims.hack_training import along
-from sims.statistics import student
 
 __all__ = ["learned", "on_policy", "picture"]
 
@@ -213,7 +213,7 @@ FIGURE_LABELS = {"kept": "edits kept", "followed": "dissatisfied\nfollow-ups", "
 def picture(results: dict, path: Path) -> None:
     """From the left: broken calls and needless questions along the loop; the A/B test's three figures; success by the
     age of the data."""
-    from sims.drawing import COLOURS, GREY, save, sheet
+    from kit.plots import COLOURS, GREY, save, sheet
 
     figure, (broken_panel, needless_panel, test_panel, age_panel) = sheet(
         4, "A policy learns from users who keep its edits, undo them, or complain", width=4.0

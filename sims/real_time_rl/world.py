@@ -4,8 +4,8 @@
     ask             ends the episode, without output: the user is asked what is wanted, and the rest is theirs
 
 A question ends the session here; what the user answers, if they do, would be a session of its own. A fifth of the tasks
-has lost its docstring with its body (`changed` of `sims/microrepo/leftovers.py`). Nothing but three tests says what is
-wanted there, so a question is welcome. Elsewhere the docstring says everything, and a question asks for what stands
+has lost its docstring with its body (`changed` of `recipe/microrepo/leftovers.py`). Nothing but three tests says what
+is wanted there, so a question is welcome. Elsewhere the docstring says everything, and a question asks for what stands
 there.
 
 Seconds are those of a product, and our choice: three for each turn, which a network and a tool take together, and 0.05
@@ -13,10 +13,10 @@ for each token."""
 
 from random import Random
 
+from recipe.microrepo import NoiseConfig, Session, Task, demonstration
+from recipe.microrepo.leftovers import LOST_DOCSTRING, changed, draw_other_function
+from recipe.microrepo.session import INDENT, MAX_CALLS
 from ref.rollout import Rollout
-from sims.microrepo import NoiseConfig, Session, Task, demonstration
-from sims.microrepo.leftovers import LOST_DOCSTRING, changed, draw_other_function
-from sims.microrepo.session import INDENT, MAX_CALLS
 from sims.real_time_rl.users import Served
 
 __all__ = ["ASK", "OPEN", "AskingSession", "is_hard", "is_open", "open_session", "served", "with_questions"]

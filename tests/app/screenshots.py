@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from etude.recording import TASK
+from etude.play.recording import TASK
 from kit.disk import atomic_write
 from tests.app.serving import NO_BROWSER, find_browser, served
 

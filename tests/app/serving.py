@@ -36,7 +36,7 @@ def served(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "etude.cli", "explore", "--no-browser", "--port", str(port)]
+    command = [sys.executable, "-m", "etude.cli.main", "explore", "--no-browser", "--port", str(port)]
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
     try:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from streamlit.testing.v1 import AppTest
 
-from etude.explorer import examples, lesson, mtp, replay, summary
+from etude.explorer import examples
+from etude.explorer.pages import lesson, mtp, replay, summary
 from kit.disk import seal_record
 from lessons import syllabus
 from ref import dr_grpo, self_summary
-from sims import drafting
+from sims.mtp import drafting
 
 PIXEL = base64.b64encode(
     bytes.fromhex(

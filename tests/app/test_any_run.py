@@ -14,14 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from etude import figures
-from etude.explorer import curves, examples, provenance, recipe, run_comparison, run_files, run_state
-from etude.explorer.panels import PANELS
+from etude.explorer import examples, provenance
+from etude.explorer.pages import recipe
 from etude.explorer.provenance import EXAMPLE, RECORDS
+from etude.explorer.runs import comparison as run_comparison
+from etude.explorer.runs import curves
+from etude.explorer.runs import files as run_files
+from etude.explorer.runs import state as run_state
+from etude.explorer.runs.panels import PANELS
+from etude.ledger import figures
 from etude.report.record import STAGES
 from kit.disk import read_lines
+from recipe.small.agent import Language
 from ref.cpt import load_tokenizer
-from sims.recipe.agent import Language
 from tests.app.test_async_pages import run  # noqa: F401 – a fixture
 from tests.app.test_runs import played, runs, words  # noqa: F401 – a fixture
 

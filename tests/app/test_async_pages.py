@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import async_timeline as timeline
-from etude.explorer import async_rl, async_strips, weight_chain, weight_sync
 from etude.explorer.drawing import Look
+from etude.explorer.pages import async_rl, async_strips, weight_chain, weight_sync
 from kit.disk import atomic_write
 from kit.settings import RunError
+from recipe.asynchronous import timeline
 from ref import async_rl as ref_async
 from ref import weight_sync as ref_sync
 from ref.rollout import Rollout

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.explorer import feature_deletion
+from etude.explorer.pages import feature_deletion
 from ref import feature_deletion as ref
 
 DEMO = ref.demo()

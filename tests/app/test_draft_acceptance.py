@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import draft_acceptance, example_agent, play, tokens
-from etude.draft_acceptance import Drafter
+from etude.play import draft_acceptance, example_agent, play, tokens
+from etude.play.draft_acceptance import Drafter
+from recipe.microrepo import MicroRepo, Session
+from recipe.small.demonstrations import context
 from ref.engine.decoder import Decoder, Generation, accept
 from ref.mtp import MTP
 from ref.rollout import Limits, decode_rollout
-from sims.microrepo import MicroRepo, Session
-from sims.recipe.demonstrations import context
 
 
 def layers_of(agent) -> MTP:

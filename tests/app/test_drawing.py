@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from etude.explorer import printed, vega
-from etude.explorer.charts import Axis, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
+from etude.explorer.charts import printed, vega
+from etude.explorer.charts.chart import Axis, Look, bars, boxes, cells, drawing, lines, points, ranges, rule, words
 from etude.explorer.drawing import COLOURS
 
 ROWS = [

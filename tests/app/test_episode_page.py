@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.harness import record
-from etude.explorer import episodes
+from etude.explorer.pages import episodes
 
 ORACLE = next(Path(__file__).resolve().parents[2].glob("results/episodes/oracle.jsonl"))
 

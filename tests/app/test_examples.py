@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from etude.explorer import examples, files, kl, mtp, replay, summary
+from etude.explorer import examples, files
+from etude.explorer.pages import kl, mtp, replay, summary
 from kit.disk import describe_mismatch, seal_record
 from kit.settings import RunError
 

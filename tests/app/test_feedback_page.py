@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import example_agent, play
-from etude.explorer import examples, hint_tokens, hinting, provenance, vega
-from etude.explorer.hinting import (
+from etude.explorer import examples, provenance
+from etude.explorer.charts import vega
+from etude.explorer.page import COLOURS
+from etude.explorer.pages import hint_tokens, hinting
+from etude.explorer.pages.hinting import (
     ANSWER,
     FAULT_HINT,
     HINT_SOURCES,
@@ -27,11 +29,11 @@ from etude.explorer.hinting import (
     read,
     words_of,
 )
-from etude.explorer.page import COLOURS
-from etude.explorer.textual_feedback import PAGE
-from etude.explorer.watch import stamps
+from etude.explorer.pages.textual_feedback import PAGE
+from etude.explorer.pages.watch import stamps
+from etude.play import example_agent, play
+from recipe.small.hints import RULES
 from ref.network import load_hf, save_hf
-from sims.hints import RULES
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
 FOLDER = example_agent.FOLDER
@@ -372,7 +374,7 @@ def test_a_broken_example_names_the_command_that_makes_it(page, short, content):
     (line,) = [one.value for one in page("textual-feedback").error]
     assert (
         "hints.json cannot be read" in line
-        and line.endswith("again with: python -m etude.example_hints")
+        and line.endswith("again with: python -m etude.play.example_hints")
         and "\n" not in line
     )
 

@@ -8,8 +8,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from etude import catalog
-from etude.explorer import HEADINGS, PAGES, examples, front, section
+from etude.explorer import HEADINGS, PAGES, examples, section
 from etude.explorer.page import ROOT
+from etude.explorer.pages import front
 from etude.glossary import TERMS
 from etude.stages import PARTS, files, stage_of
 from lessons import syllabus
@@ -115,7 +116,7 @@ def test_a_file_is_read_beside_its_twin(page, go):
     )
     assert [parse_qs(link.proto.query_string)["file"] for link in at.get("page_link")[1:]] == [
         ["scaled/dr_grpo.py"],
-        ["sims/grpo_bias.py"],
+        ["sims/grpo_bias/experiment.py"],
     ]
 
 

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.explorer import cpt as cpt_page
-from etude.explorer import low_precision, muon, packing, pretraining, provenance
-from etude.explorer.number_formats import FORMS, LAYOUTS, fields, grid, near, reading, value, verdict, way
-from etude.explorer.packed_rows import mask, pairs, place_sequences, seen_by_strangers
+from etude.explorer import provenance
+from etude.explorer.pages import cpt as cpt_page
+from etude.explorer.pages import low_precision, muon, packing, pretraining
+from etude.explorer.pages.number_formats import FORMS, LAYOUTS, fields, grid, near, reading, value, verdict, way
+from etude.explorer.pages.packed_rows import mask, pairs, place_sequences, seen_by_strangers
 from ref import cpt, quant
 from ref import packing as dealing
 from ref.muon import COEFFICIENTS

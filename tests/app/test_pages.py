@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from etude.explorer import advantages, examples, groups
-from etude.explorer.kl import FAMILIES, PAGE, closed_form, estimates, moments
-from etude.explorer.kl_gradients import ROUNDING, gradients
+from etude.explorer import examples
+from etude.explorer.pages import advantages, groups
+from etude.explorer.pages.kl import FAMILIES, PAGE, closed_form, estimates, moments
+from etude.explorer.pages.kl_gradients import ROUNDING, gradients
+from recipe.small.settings import RewardCoefficients
 from ref import dr_grpo, kl
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty, marginal_cost
-from sims.recipe.settings import RewardCoefficients
 
 MEMBERS = {name: advantages.NAMES[name] for name in dr_grpo.FAMILY}
 ROLLOUTS = [

@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from etude import expected
-from etude.explorer import charts, low_precision, packing, pretraining, provenance, real_time_rl, recipe, replay, spans
+from etude.console import expected
+from etude.explorer import provenance, spans
+from etude.explorer.charts import chart as charts
 from etude.explorer.page import ROOT
+from etude.explorer.pages import low_precision, packing, pretraining, real_time_rl, recipe, replay
 from etude.report.record import before_after, in_words
 
 

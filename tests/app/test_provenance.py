@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from etude.explorer import PAGES, examples, kl, mtp, pretraining, provenance, real_time_rl
+from etude.explorer import PAGES, examples, provenance
+from etude.explorer.pages import kl, mtp, pretraining, real_time_rl
 from etude.report.record import STAGES
 from kit.disk import seal_record
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
@@ -227,7 +228,7 @@ def test_a_page_shows_the_user_s_own_experiment_and_says_so(page, runs, name, ex
 
 
 def test_examples_go_into_the_run_and_elsewhere_only_where_asked(tmp_path, monkeypatch, ask):
-    from sims import examples as players
+    from sims.examples import runs as players
 
     monkeypatch.chdir(tmp_path)
     written = []

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.explorer import real_time_rl
-from etude.explorer.real_time_rl import even, worth
-from sims.real_time_rl.figure import WAYS
+from etude.explorer.pages import real_time_rl
+from etude.explorer.pages.real_time_rl import even, worth
+from sims.real_time_rl.experiment import WAYS
 from sims.real_time_rl.users import Users
 
 USERS = Users()

@@ -13,13 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude import figures
-from etude.explorer import claims, curves, examples, run_files, run_state
-from etude.explorer.panels import PANELS
+from etude.explorer import examples
+from etude.explorer.pages import claims
 from etude.explorer.provenance import EXAMPLE
-from etude.limits import qualified
+from etude.explorer.runs import curves
+from etude.explorer.runs import files as run_files
+from etude.explorer.runs import state as run_state
+from etude.explorer.runs.panels import PANELS
+from etude.ledger import figures
+from etude.ledger.qualifications import qualified
+from etude.ledger.statements import open_statements
 from etude.report.record import STAGES, collect
-from etude.statements import open_statements
 from kit.settings import RunError
 
 
@@ -377,7 +381,7 @@ def test_a_missing_picture_is_named_and_the_others_show(page, tmp_path, monkeypa
 
 def etude(*words, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "etude.cli", *words],
+        [sys.executable, "-m", "etude.cli.main", *words],
         capture_output=True,
         text=True,
         timeout=120,
@@ -386,7 +390,8 @@ def etude(*words, **environment):
 
 
 def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys):
-    from etude import cli, course_commands
+    from etude.cli import course as course_commands
+    from etude.cli import main as cli
 
     started = []
     monkeypatch.setattr(course_commands, "is_free", lambda port: True)
@@ -410,7 +415,8 @@ def test_explore_starts_streamlit_with_the_repositorys_page(monkeypatch, capsys)
 
 
 def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
-    from etude import cli, course_commands
+    from etude.cli import course as course_commands
+    from etude.cli import main as cli
 
     started = []
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
@@ -425,7 +431,7 @@ def test_explore_takes_the_next_port_that_is_free(monkeypatch, capsys):
 def test_what_stands_in_the_way_of_explore_is_one_line(monkeypatch):
     import socket
 
-    from etude import cli
+    from etude.cli import main as cli
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(RunError, match="is in use; choose another --port"):

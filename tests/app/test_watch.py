@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import docstring, example_agent, play, tokens
-from etude.docstring import rewritten
-from etude.explorer import PAGES, provenance, rollouts, vega
-from etude.recording import TASK
+from etude.explorer import PAGES, provenance
+from etude.explorer.charts import vega
+from etude.explorer.pages import rollouts
+from etude.play import docstring, example_agent, play, tokens
+from etude.play.docstring import rewritten
+from etude.play.recording import TASK
 from kit.settings import RunError
+from recipe.microrepo import Session, WorldConfig, generate
+from recipe.microrepo.language import BINARY, UNARY, draw_first, draw_step
 from ref.network import load_hf, save_hf
-from sims.microrepo import Session, WorldConfig, generate
-from sims.microrepo.language import BINARY, UNARY, draw_first, draw_step
 from tests.app.test_runs import played, runs  # noqa: F401 – a fixture
 
 FOLDER = example_agent.FOLDER

@@ -13,10 +13,10 @@ import torch
 
 from etude.bench import crowded as bench_crowded
 from kit.settings import RunError
+from recipe.small import agent, evaluation, reinforcement
 from ref import rollout
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
-from sims.recipe import agent, evaluation, reinforcement
 
 
 def test_medians_and_ratios_within_a_round():

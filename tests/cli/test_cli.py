@@ -13,10 +13,15 @@ import pytest
 import torch
 import typer
 
-from etude import catalog, chain, cli, full_settings, suggestions, technique_run
-from etude.command_settings import read_toml, stored_config
+from etude import catalog
+from etude.cli import main as cli
+from etude.cli import suggestions
+from etude.console.options import read_toml, stored_config
+from etude.run import settings as full_settings
+from etude.run import technique as technique_run
 from kit.runs import Run
 from kit.settings import fill
+from recipe.full import stages as chain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def call(*arguments: object, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
     return subprocess.run(
-        [sys.executable, "-m", "etude.cli", *map(str, arguments)],
+        [sys.executable, "-m", "etude.cli.main", *map(str, arguments)],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -173,8 +178,8 @@ def test_unreadable_corpus(tmp_path, ask, monkeypatch):
 def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     """--corpus, --out and --config are the folders and the file of that name, in small and in full runs, and so is the
     corpus of a run that goes on."""
-    from etude import full
-    from etude.full_settings import settings
+    from etude.run import full
+    from etude.run.settings import settings
 
     (tmp_path / name).mkdir()
     (tmp_path / f"{name}.toml").write_text("seed = 7")
@@ -345,7 +350,7 @@ def test_list_and_help(ask):
 
 def test_help_is_quick_because_torch_stays_out():
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "etude.cli", "--help"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-X", "importtime", "-m", "etude.cli.main", "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0 and "recipe" in done.stdout
     assert not any(name in done.stderr for name in (" torch\n", "matplotlib\n", "transformers\n"))
@@ -429,7 +434,7 @@ def test_plan_of_another_family(tmp_path, ask, bias):
     ],
 )
 def test_units_fit(values, unit, digits, shown):
-    from etude import planning
+    from etude.plan import step as planning
 
     assert planning.cells(values, unit, digits) == shown
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from etude.async_rl import Async
-from etude.chain import FullRecipe
 from kit.disk import parse_toml
 from kit.settings import RunError, describe, fill, parse_number
+from recipe.asynchronous.run import Async
+from recipe.full.stages import FullRecipe
 from ref.network import Config, RopeScaling
 from scaled.pretrain import Full
 from scaled.rl import Rl

@@ -13,8 +13,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etude import figures
-from etude.explorer import provenance, run_files
+from etude.explorer import provenance
+from etude.explorer.runs import files as run_files
+from etude.ledger import figures
 from kit.disk import (
     MAX_DEPTH,
     DamagedFile,
@@ -256,7 +257,8 @@ def test_limits(tmp_path):
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory):
     """A finished run of a technique."""
-    from etude import catalog, technique_run
+    from etude import catalog
+    from etude.run import technique as technique_run
 
     root = tmp_path_factory.mktemp("demo") / "kl"
     entry = catalog.find("kl")
@@ -311,7 +313,7 @@ def test_commands_on_damaged_files(demo_run, tmp_path, monkeypatch, ask):
 
 def test_an_agent_of_damaged_files_plays_or_is_refused(tmp_path, ask):
     """The files of a checkpoint, headers of safetensors among them."""
-    from etude.play import FOLDER
+    from etude.play.play import FOLDER
 
     rng, root = random.Random(3), tmp_path / "agent"
     shutil.copytree(FOLDER, root, ignore=shutil.ignore_patterns("sft"))

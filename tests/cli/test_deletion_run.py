@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from etude import catalog, deletion, full, full_settings
+from etude import catalog
+from etude.run import feature_deletion, full
+from etude.run import settings as full_settings
 from kit.disk import read_lines
 from kit.settings import RunError
 from ref import feature_deletion as ref
@@ -28,11 +30,11 @@ def here(monkeypatch):
     def start(module, arguments, nproc, restarts):
         out, told = arguments
         full_told = json.loads(told)
-        deletion.play(Path(out), full_settings.settings("feature-deletion", "gloo", full_told["config"]), nproc)
+        feature_deletion.play(Path(out), full_settings.settings("feature-deletion", "gloo", full_told["config"]), nproc)
         return 0
 
-    monkeypatch.setattr(deletion, "runner_of", runner_of)
-    monkeypatch.setattr(deletion, "material", lambda config: PACKAGE)
+    monkeypatch.setattr(feature_deletion, "runner_of", runner_of)
+    monkeypatch.setattr(feature_deletion, "material", lambda config: PACKAGE)
     monkeypatch.setattr(launch, "start", start)
     return players
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from typer.main import get_command
 
-from etude import evaluating
-from etude.eval_commands import OrAgent, eval_app
-from etude.play import FOLDER, agent_in
+from etude.cli.evaluate import OrAgent, eval_app
+from etude.evaluate import agent as evaluating
+from etude.play.play import FOLDER, agent_in
+from recipe.small.agent import hash_seed, play
+from recipe.small.data import task_stream
+from recipe.small.demonstrations import context
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
-from sims.recipe.agent import hash_seed, play
-from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import context
 
 
 @pytest.fixture

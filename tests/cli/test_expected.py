@@ -13,13 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from environments.tasks.package import Package
-from etude import catalog, expected, next_steps, result_commands, task_times
+from etude import catalog
+from etude.cli import results as result_commands
+from etude.console import expected, next_steps
+from etude.console.progress_line import Line
 from etude.explorer import examples as explorer_examples
-from etude.progress_line import Line
+from etude.tasks import task_times
 from kit.disk import seal_record
 from kit.process import machine
 from kit.runs import Run
-from sims import examples
+from sims.examples import runs as examples
 from tests.test_readme import wrong
 
 

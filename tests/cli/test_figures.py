@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude import catalog, figures, fingerprints, statements
+from etude import catalog
+from etude.ledger import figures, fingerprints, statements
 from kit.disk import seal_record
 from kit.settings import RunError, fill
 from sims.experiment import (
@@ -126,7 +127,7 @@ def test_claims_that_are_none_are_named(tmp_path, ask, content):
 
 def test_a_command_is_read_off_the_settings(tmp_path):
     """However they were given, and by whomever a run was resumed."""
-    from sims.grpo_bias import Experiment
+    from sims.grpo_bias.experiment import Experiment
 
     def command(config):
         return figures.command_of("grpo-bias", Experiment, json.loads(json.dumps(dataclasses.asdict(config))))
@@ -145,7 +146,7 @@ def test_a_command_is_read_off_the_settings(tmp_path):
 
 def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
     """By a command that does not say so: its numbers prove nothing either way."""
-    from sims import grpo_bias
+    from sims.grpo_bias import experiment as grpo_bias
 
     def cut(run, config):
         raise KeyboardInterrupt
@@ -167,7 +168,7 @@ def test_quick_stays_quick_when_resumed(tmp_path, monkeypatch, ask):
 def test_quick_gives_no_verdict(tmp_path, monkeypatch, ask):
     """Its numbers prove nothing; what the full experiment found stands beside them. Played again, it takes the next
     free folder."""
-    from sims import grpo_bias
+    from sims.grpo_bias import experiment as grpo_bias
 
     names = ("reached", "missed", "new")
     found = {
@@ -445,11 +446,11 @@ def test_rows_of_other_code_are_stale_and_count_as_nothing(tmp_path, capsys):
     fresh = json.loads(path.read_text())
     assert figures.gather([path.parent], tmp_path / "claims.json")[0]["verdict"] == "reproduced"
     changes = {
-        "sources": fresh["sources"] | {"sims/kl_variance.py": "0" * 16},
+        "sources": fresh["sources"] | {"sims/kl_variance/experiment.py": "0" * 16},
         "rules": {key: value for key, value in fresh["rules"].items() if key != "sims/experiment.py"},
     }
     for half, reason in (
-        ("sources", "what sims/kl_variance.py measures has changed"),
+        ("sources", "what sims/kl_variance/experiment.py measures has changed"),
         ("rules", "what sims/experiment.py judges has changed"),
     ):
         rewritten(path, **{"sources": fresh["sources"], "rules": fresh["rules"]} | {half: changes[half]})
@@ -467,14 +468,14 @@ def test_rows_of_other_code_are_stale_and_count_as_nothing(tmp_path, capsys):
 
 
 def test_a_run_goes_on_only_under_the_code_that_began_it(tmp_path, monkeypatch, ask):
-    from sims import grpo_bias
+    from sims.grpo_bias import experiment as grpo_bias
 
     found = {"rows": [{"a": 1}], "claims": [claim("n", "s", "§", 1.0, above())]}
     monkeypatch.setattr(grpo_bias, "experiment", lambda run, config: found)
     monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
     assert ask("figure", "grpo-bias", "--out", tmp_path / "x")[0] == 0
     record = json.loads((tmp_path / "x" / "grpo-bias.json").read_text())
-    assert fingerprints.is_sealed(record) and fingerprints.stale_reasons(record, "sims/grpo_bias.py") == []
+    assert fingerprints.is_sealed(record) and fingerprints.stale_reasons(record, "sims/grpo_bias/experiment.py") == []
     assert ask("figure", "grpo-bias", "--out", tmp_path / "x", "--resume")[0] == 0
     code = json.loads((tmp_path / "x" / "code.json").read_text())
     code["sources"]["sims/words.py"] = "another"
@@ -489,7 +490,7 @@ def test_a_run_goes_on_only_under_the_code_that_began_it(tmp_path, monkeypatch, 
 
 def test_a_broken_law_ends_a_run_with_1(tmp_path, monkeypatch, ask):
     """A law holds at any size, with --quick too. A claim that is not reproduced is no error."""
-    from sims import grpo_bias
+    from sims.grpo_bias import experiment as grpo_bias
 
     monkeypatch.setattr(grpo_bias, "picture", lambda found, path: path.write_bytes(b""))
     for measured, status in ((0.5, 0), (2.0, 1)):
@@ -536,7 +537,7 @@ SHAPES = "def area(c):\n    return c * c\n"
         ("sims/x.py", "of {c} files", "of {c} texts", ""),
         ("sims/x.py", '"""Doc."""', "# no docstring", ""),
         ("sims/x.py", "draw(found)", "draw(path)", ""),
-        ("sims/recipe/agent.py", "1", "2", ""),
+        ("recipe/small/agent.py", "1", "2", ""),
     ],
 )
 def test_what_changes_a_fingerprint(file, old, new, half):
@@ -545,7 +546,7 @@ def test_what_changes_a_fingerprint(file, old, new, half):
     files = {
         "sims/x.py": EXPERIMENT,
         "sims/shapes.py": SHAPES,
-        "sims/recipe/agent.py": "def play(c): return 1",
+        "recipe/small/agent.py": "def play(c): return 1",
         "sims/experiment.py": "def judge(rule):\n    return rule\n",
     }
     assert old in files[file]
@@ -562,10 +563,10 @@ def test_a_record_is_renewed_only_if_quick_measures_the_same(tmp_path, monkeypat
     """To the last bit, rows and claims, at the record's commit and here; then its wording is today's too."""
     (tmp_path / "results" / "figures").mkdir(parents=True)
     path = finished(tmp_path / "a") / "kl-variance.json"
-    rewritten(path, sources={"sims/kl_variance.py": "before"}, machine={"commit": "HEAD"})
+    rewritten(path, sources={"sims/kl_variance/experiment.py": "before"}, machine={"commit": "HEAD"})
     place = tmp_path / "results" / "figures" / path.name
     place.write_text(path.read_text())
-    today = fingerprints.fingerprints("sims/kl_variance.py")
+    today = fingerprints.fingerprints("sims/kl_variance/experiment.py")
     monkeypatch.setattr(fingerprints, "results_folder", lambda: place.parent)
     quick = {
         "rows": [{"a": 1.0, "step_s": 0.1}],
@@ -596,13 +597,13 @@ def test_a_record_is_compared_with_another_commit_only_if_it_was_not_stale_there
     rewritten(
         path,
         machine={"commit": "HEAD"},
-        **fingerprints.fingerprints("sims/kl_variance.py", fingerprints.at_commit("HEAD")),
+        **fingerprints.fingerprints("sims/kl_variance/experiment.py", fingerprints.at_commit("HEAD")),
     )
     assert "are the same as at HEAD" in fingerprints.renew("kl-variance", "HEAD") and commits == ["HEAD", None]
     assert json.loads(path.read_text())["renewed"]["with"] == "HEAD"
     record = json.loads(path.read_text())
     for changed in (
-        record | {"sources": {"sims/kl_variance.py": "before"}},
+        record | {"sources": {"sims/kl_variance/experiment.py": "before"}},
         {key: value for key, value in record.items() if key != "sources"},
     ):
         path.write_text(json.dumps(seal_record(changed)))

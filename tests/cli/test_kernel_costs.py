@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from etude import kernel_costs
+from etude.plan import kernels as kernel_costs
 
 
 def test_the_posts_ratios():

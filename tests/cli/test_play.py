@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from etude import example_agent, play, recording, terminal
-from etude.difference import DELTA, drafts, network, store
-from etude.rollout_view import Piece, difference, of_episode, of_session, pieces
+from etude.play import example_agent, play, recording, terminal
+from etude.play.difference import DELTA, drafts, network, store
+from etude.play.rollout import Piece, difference, of_episode, of_session, pieces
 from kit.settings import RunError
+from recipe.microrepo import Session
+from recipe.small.agent import hash_seed
+from recipe.small.demonstrations import make_sft_rollouts
+from recipe.small.evaluation import measure_policy
+from recipe.small.learner import load_checkpoint
+from recipe.small.settings import Evaluation, Recipe
 from ref.network import load_hf, save_hf
-from sims.microrepo import Session
-from sims.recipe.agent import hash_seed
-from sims.recipe.demonstrations import make_sft_rollouts
-from sims.recipe.evaluation import measure_policy
-from sims.recipe.learner import load_checkpoint
-from sims.recipe.settings import Evaluation, Recipe
 
 FOLDER = example_agent.FOLDER
 RECORD = json.loads((FOLDER / example_agent.RECORD).read_text(encoding="utf-8"))

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from etude import example_agent, play, rendering, tokens
+from etude.play import example_agent, play, tokens
+from etude.play import html as rendering
 from etude.report import page as report
 from etude.report import rollouts
-from sims.recipe.data import task_stream
+from recipe.small.data import task_stream
 
 FOLDER = example_agent.FOLDER
 FLAGS = [False, True, True, True, True, True, False, True]

@@ -282,9 +282,8 @@ def recipe(monkeypatch, tmp_path, ask):
     """`etude run recipe` in which the given function of a run is all there is: exit code, stderr, folder."""
 
     def played(play, *words: object):
-        import sims.recipe.stages
 
-        monkeypatch.setattr(sims.recipe.stages, "run", lambda run, config: play(run))
+        monkeypatch.setattr(recipe.small.stages, "run", lambda run, config: play(run))
         code, _, error = ask("run", "recipe", "--out", tmp_path / "run", *words)
         return code, error, tmp_path / "run"
 
@@ -492,8 +491,8 @@ def test_a_journal_holds_whole_entries(tmp_path_factory, entries):
     ],
 )
 def test_a_foreign_line_among_the_timings_is_passed_over(tmp_path, line):
+    from etude.ledger import gain
     from etude.report import record
-    from sims import gain
 
     with Run.open(tmp_path, "kl", Settings()) as run:
         run.stage("rl", 1).finish({})

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import catalog, suggestions
+from etude import catalog
+from etude.cli import suggestions
 from kit.settings import RunError
 
 PLAYS = "etude play takes the folder of a run of the recipe, such as runs/small"

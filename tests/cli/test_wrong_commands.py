@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from etude import cli
+from etude.cli import main as cli
 from tests.cli.wrong_words import commands, invocations, lay_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_wrong_words_end_in_one_line(place, monkeypatch, ask):
 def test_wrong_words_from_outside(place, words):
     """In a process of its own: no traceback, and nothing on stdout."""
     done = subprocess.run(
-        [sys.executable, "-m", "etude.cli", *words],
+        [sys.executable, "-m", "etude.cli.main", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         timeout=300,
@@ -94,7 +94,7 @@ def test_a_reader_that_has_gone_is_no_error(place):
     reader, writer = os.pipe()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "etude.cli", "glossary"], env=environment, stdout=writer, stderr=subprocess.PIPE
+        [sys.executable, "-m", "etude.cli.main", "glossary"], env=environment, stdout=writer, stderr=subprocess.PIPE
     )
     os.close(writer)
     os.close(reader)
@@ -106,7 +106,7 @@ def test_a_full_device_is_one_line(place):
     """What cannot be printed is said once."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "etude.cli", "list"],
+            [sys.executable, "-m", "etude.cli.main", "list"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=full,
             stderr=subprocess.PIPE,

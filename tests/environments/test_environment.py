@@ -27,6 +27,7 @@ from environments.harness.workspace import Job
 from environments.sandbox.interface import Limits as Bounds
 from environments.sandbox.open import open_sandbox
 from environments.tasks.levels import Schedule
+from recipe.small.chat_template import Template
 from ref import rl
 from ref.chat_format import TemplateFormat
 from ref.engine import sampler as engines
@@ -37,7 +38,6 @@ from ref.network import Transformer
 from ref.rollout import Limits, Rollout, rollout
 from ref.self_summary import Chain
 from ref.textual_feedback import hinted
-from sims.recipe.chat_template import Template
 from tests.chats import bytes_tokenizer
 from tests.contexts import CONFIG
 from tests.ref.test_chat_words import PUBLISHED

@@ -21,7 +21,7 @@ from environments.tasks.check import exam_of
 from environments.tasks.make import make_tasks
 from environments.tasks.package import Package
 from environments.tasks.recipe import make_recipe as as_recipe
-from etude.tasks import export_all, write_anew
+from etude.tasks.build import export_all, write_anew
 from kit.settings import RunError
 from ref.feature_deletion import FILE, PROGRAM
 from tests.environments.hacks import GIVEN, GOLD, HACKS, HONEST
@@ -228,7 +228,7 @@ def test_a_folder_that_is_there_is_replaced_whole(tmp_path):
 def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, monkeypatch, capsys):
     made = make_tasks(PACKAGE, Player())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("etude.tasks.package_of", lambda spec, cache: PACKAGE)
+    monkeypatch.setattr("etude.tasks.build.package_of", lambda spec, cache: PACKAGE)
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
     asked = []
 
@@ -236,9 +236,9 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
         asked.append((known, join))
         return package, unused, made, 1.0
 
-    monkeypatch.setattr("etude.tasks.made_of", made_of)
+    monkeypatch.setattr("etude.tasks.build.made_of", made_of)
     monkeypatch.setattr(
-        "etude.tasks.prepare_exam", lambda exam, *how: exam
+        "etude.tasks.build.prepare_exam", lambda exam, *how: exam
     )  # that needs sandboxes, and is shown by test_apart.py
     recipe = as_recipe("words", PACKAGE, unused, made)
     (tmp_path / "recipes").mkdir()

@@ -14,13 +14,13 @@ from environments.tasks.check import exam_of
 from environments.tasks.make import Task, task_id
 from environments.tasks.sources import package_of
 from environments.tasks.task_cache import save_task
-from etude.episodes import try_task
-from etude.example_agent import FOLDER
-from etude.hint_loss import moves, sequences
-from etude.hints import secret_of
-from etude.play import agent_in
+from etude.play.example_agent import FOLDER
+from etude.play.play import agent_in
+from etude.tasks.episodes import try_task
+from etude.tasks.hint_loss import moves, sequences
+from etude.tasks.hints import secret_of
+from recipe.small.chat_template import template_of
 from ref.feature_deletion import bodies, difficulty
-from sims.recipe.chat_template import template_of
 from tests.environments.homes import home_of
 from tests.environments.served import answer, serving
 from tests.environments.test_runner import NOUNS

@@ -16,7 +16,7 @@ from environments.install.propose import BUILT_HERE, VENV
 from environments.install.steps import Step
 from environments.install.wheels import make_install_files, wheel
 from environments.sandbox.interface import Observation
-from etude.install import hosts_of, install, policy_of
+from etude.tasks.install import hosts_of, install, policy_of
 from kit.disk import read_lines
 from kit.settings import RunError
 from tests.environments.planted import planted

@@ -23,8 +23,8 @@ from environments.tasks.recipe import prepare_package
 from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source, find_support, package_of_file
-from etude import tasks
-from etude.tasks import GRADING, refuse_ungradable, without_tasks
+from etude.tasks import build as tasks
+from etude.tasks.build import GRADING, refuse_ungradable, without_tasks
 from kit.settings import RunError
 from ref.feature_deletion import bodies, delete
 from tests.environments.layouts import LAYOUTS, write_layout

@@ -12,7 +12,7 @@ import pytest
 
 from environments.tasks.make import make_tasks
 from environments.tasks.recipe import SLOW, compare_recipe, make_recipe, prepare_package
-from etude import tasks
+from etude.tasks import build as tasks
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -91,7 +91,7 @@ def test_slow_tests_are_left_out():
 
 def test_tasks_are_made_and_graded_without_torch():
     """Each process that grades would take seconds to import it, and its memory."""
-    program = "import sys, etude.tasks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    program = "import sys, etude.tasks.build; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
@@ -180,7 +180,7 @@ def test_make_and_check(words, ask, tmp_path, made_once):
 
 def test_bad_input_is_one_line(words, ask, tmp_path, monkeypatch):
     """Beside lines of progress, which a crowded machine would add after 20 seconds."""
-    monkeypatch.setattr("etude.progress_line.time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr("etude.console.progress_line.time", SimpleNamespace(monotonic=lambda: 0.0))
     (words / "tests" / "test_nouns.py").write_text("def test_a():\n    assert False\n")
     code, said, wrong = ask("tasks", "make", words, tmp_path / "nowhere-1.0.tar.gz", "--out", tmp_path / "tasks")
     assert code == 2 and said == "" and wrong.count("\n") == 2 and "nowhere-1.0.tar.gz is no sdist" in wrong

@@ -17,7 +17,8 @@ from environments.harness.remote import Remote
 from environments.sandbox.cache import cache_folder
 from environments.tasks.make import make_tasks
 from environments.tasks.task_cache import load_task, save_task
-from etude import episodes, tasks
+from etude.tasks import build as tasks
+from etude.tasks import episodes
 from tests.environments.homes import home_of
 from tests.environments.served import CUT, answer, serving
 from tests.environments.test_runner import NOUNS, TESTS
@@ -247,7 +248,7 @@ def test_one_line_for_what_cannot_be_tried(recipe, ask, tmp_path):
         assert code == 2 and says in wrong and wrong.count("\n") == 1, (words, wrong)
 
 
-COMMAND = "import sys; sys.argv[0] = 'etude'; from etude.cli import main; main()"
+COMMAND = "import sys; sys.argv[0] = 'etude'; from etude.cli.main import main; main()"
 
 
 class Client:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from etude.kernels import compiler
+from etude.bench.compiled_kernels import compiler
 from kernels import launch
 from ref import quant
 from ref.formats import e4m3_decode

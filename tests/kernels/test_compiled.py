@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude import kernels
+from etude.bench import compiled_kernels
 from kernels import compiled, launch, unfit, work
 from kit.settings import RunError
 
@@ -23,13 +23,13 @@ NVIDIA = ("sm_90", "sm_100")
 
 @pytest.fixture(scope="session")
 def table():
-    return json.loads((ROOT / "results" / kernels.FILE).read_text(encoding="utf-8"))
+    return json.loads((ROOT / "results" / compiled_kernels.FILE).read_text(encoding="utf-8"))
 
 
 @pytest.fixture
 def shared(one_compiler, monkeypatch):
     """The command takes the process that already runs: a new one needs four seconds to begin."""
-    monkeypatch.setattr(kernels, "compiler", lambda: contextlib.nullcontext(one_compiler))
+    monkeypatch.setattr(compiled_kernels, "compiler", lambda: contextlib.nullcontext(one_compiler))
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,9 @@ def test_the_table_is_of_this_source(table, jobs):
     named = ("kernel", "use", "target", "tile", "form", "key")
     there, here = ({tuple(one[name] for name in named): None for one in some} for some in (table["results"], jobs))
     stale = [key for key in [*there, *here] if key not in there or key not in here]
-    assert not stale, "compile with `etude kernels`, then write kernels/unfit.py with `python -m etude.kernels`"
+    assert not stale, (
+        "compile with `etude kernels`, then write kernels/unfit.py with `python -m etude.bench.compiled_kernels`"
+    )
     assert [*there] == [*here]
 
 
@@ -73,8 +75,8 @@ def test_what_compiles_here_is_what_the_table_says(table):
                 least[at] = job
         return list(least.values())
 
-    found, versions = kernels.compile_all(choose=smallest)
-    assert {one["target"] for one in found} == set(kernels.TARGETS)
+    found, versions = compiled_kernels.compile_all(choose=smallest)
+    assert {one["target"] for one in found} == set(compiled_kernels.TARGETS)
     assert versions == table["versions"] and {one["use"] for one in found} == {one["use"] for one in records.values()}
     assert found == [records[one["key"]] for one in found]
 
@@ -88,7 +90,7 @@ def test_every_kernel_has_uses_on_every_target(table):
     }
     found = {(one["kernel"], one["target"]) for one in table["results"]}
     # Tensor cores of other GPUs do not scale blocks.
-    targets = {name: ("sm_100",) if name.startswith("block_scaled.") else kernels.TARGETS for name in written}
+    targets = {name: ("sm_100",) if name.startswith("block_scaled.") else compiled_kernels.TARGETS for name in written}
     assert found == {(name, target) for name in written for target in targets[name]}
 
 
@@ -100,8 +102,8 @@ def test_what_is_offered_compiles_fits_and_spills_nothing(offered):
 
 
 def test_what_is_not_offered_has_a_reason(table):
-    assert (ROOT / "kernels" / "unfit.py").read_text(encoding="utf-8") == kernels.unfit_file(table["results"])
-    assert kernels.unfit(table["results"]) == unfit.UNFIT
+    assert (ROOT / "kernels" / "unfit.py").read_text(encoding="utf-8") == compiled_kernels.unfit_file(table["results"])
+    assert compiled_kernels.unfit(table["results"]) == unfit.UNFIT
 
 
 def test_the_autotuner_has_something_to_choose_from(table, offered):
@@ -404,7 +406,10 @@ def test_instructions_are_read_from_text():
         "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3",
     )
-    assert [kernels.short(name) for name in found] == ["tcgen05 mxf4nvf4 block_scale block16", "wgmma e4m3.e4m3"]
+    assert [compiled_kernels.short(name) for name in found] == [
+        "tcgen05 mxf4nvf4 block_scale block16",
+        "wgmma e4m3.e4m3",
+    ]
     rates = {
         (): "fp32",
         found[:1]: "4",
@@ -455,19 +460,19 @@ def test_bad_words(ask, shared, words, message):
 
 
 def test_a_dead_compiler_is_one_line(monkeypatch):
-    monkeypatch.setattr(kernels.sys, "executable", "/bin/false")
+    monkeypatch.setattr(compiled_kernels.sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="the process that compiles kernels died: no message"):
-        kernels.compile_all()
+        compiled_kernels.compile_all()
 
 
 def test_the_table_is_written_whole(tmp_path, table):
-    path = kernels.write(table["results"], table["versions"], tmp_path / "new")
+    path = compiled_kernels.write(table["results"], table["versions"], tmp_path / "new")
     again = json.loads(path.read_text(encoding="utf-8"))
     assert again["results"] == table["results"] and again["command"] == "etude kernels" and "commit" in again["machine"]
 
 
 def test_a_line_for_each_use_says_how_many_fit(table, capsys):
-    kernels.show(table["results"], table["versions"])
+    compiled_kernels.show(table["results"], table["versions"])
     shown = capsys.readouterr().out
     uses = Counter((one["kernel"], one["use"], one["target"]) for one in table["results"])
     assert (

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import challenge_commands
-from etude.challenges import (
+from etude.cli import challenge as challenge_commands
+from kit.settings import RunError
+from lessons import syllabus
+from lessons.challenges import (
     answers,
     behaviour,
     board,
@@ -22,10 +24,8 @@ from etude.challenges import (
     weight_sync,
     wire,
 )
-from etude.challenges.challenge import CHALLENGES
-from etude.challenges.solution import LocalSolution, Solution
-from kit.settings import RunError
-from lessons import syllabus
+from lessons.challenges.challenge import CHALLENGES
+from lessons.challenges.solution import LocalSolution, Solution
 from tests.lessons.wrong_solutions import WRONG
 
 IDS = [one.stem for one in CHALLENGES]
@@ -304,7 +304,7 @@ def test_a_process_of_its_own(tmp_path, capfd):
         tmp_path,
         "kept = []\n\ndef keep(x):\n    print('seen')\n    kept.append(x)\n    return len(kept), x\n\n"
         "def write(name):\n    open(name, 'w')\n\ndef begin():\n    import subprocess\n    subprocess.run(['true'])\n\n"
-        "def know():\n    from etude.challenges import kl\n    return kl.draw_samples\n\n"
+        "def know():\n    from lessons.challenges import kl\n    return kl.draw_samples\n\n"
         "def look():\n    import os\n    return open(f'/proc/{os.getppid()}/cmdline').read()\n\n"
         "def stop():\n    import os\n    os._exit(3)\n",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etude import course_commands
+from etude.cli import course as course_commands
 from lessons import build, course, syllabus
 
 

@@ -3,8 +3,8 @@ play` shows."""
 
 import nbformat
 
-from etude.example_agent import FOLDER
-from etude.play import agent_in, play_one, task_of
+from etude.play.example_agent import FOLDER
+from etude.play.play import agent_in, play_one, task_of
 from lessons import syllabus
 
 

@@ -236,7 +236,7 @@ WRONG = [
     (
         "10_quant",
         "knows the numbers from elsewhere",
-        "import numpy as np\nfrom etude.challenges import quant\n\ndef encode(x):\n    return b'x'\n\n"
+        "import numpy as np\nfrom lessons.challenges import quant\n\ndef encode(x):\n    return b'x'\n\n"
         "def decode(code, rows, width):\n    return quant.draw_activations(np.random.default_rng(1)) + "
         "np.float32(1e-3)\n",
         "more than 45 dB",

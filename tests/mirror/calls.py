@@ -16,9 +16,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from etude import chain, full_rank, full_settings, ladder
-from etude.chain import quiet, reinforced
+from etude.run import budget_ladder
+from etude.run import rank as full_rank
+from etude.run import settings as full_settings
 from kit.disk import read_lines
+from recipe.full import stages as chain
+from recipe.full.stages import quiet, reinforced
+from recipe.small.micro_world import CheckpointTasks
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
 from ref.network import Config
@@ -49,7 +53,6 @@ from scaled.runtime.comm import Traffic, all_reduce_sum, all_to_all, gathered, s
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import computing, current
-from sims.microrepo.world import CheckpointTasks
 
 
 def leaf(x):
@@ -418,7 +421,7 @@ def whole(out, told, kill=None):
     ):
         config = full_settings.settings(told["technique"], "gloo", told["config"])
         if told["technique"] == "cpt-rl":
-            ladder.play(out, config, told["ranks"], config.seed // 1000)
+            budget_ladder.play(out, config, told["ranks"], config.seed // 1000)
         elif told["technique"] == "cpt":
             full_rank.train(out, told, config, current().group("all").rank)
         else:

@@ -9,11 +9,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from etude import full_settings
+from etude.run import settings as full_settings
+from recipe.small.micro_world import CheckpointTasks
 from scaled import pretrain, rl
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.mesh import mesh
-from sims.microrepo.world import CheckpointTasks
 from tests import pretend
 
 TEXT = (

@@ -13,10 +13,10 @@ import torch
 from matplotlib.image import imread
 from safetensors.torch import load_file
 
-from etude import async_timeline
-from etude.async_rl import Async, Small
 from kit.disk import read_lines
 from kit.settings import fill
+from recipe.asynchronous import timeline as async_timeline
+from recipe.asynchronous.run import Async, Small
 from ref.network import load_hf
 from scaled.async_rl import evaluator, services
 from tests import forks

@@ -9,17 +9,19 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from etude import async_clock, async_figure, async_timeline
-from etude.async_cells import ARMS, Experiment, cell, settings, thirds_of
-from etude.async_clock import Pace, foretell, second, turns
-from etude.async_figure import picture, slope, verdicts
-from etude.async_rl import Async, Small, successes
 from kit.runs import Run
 from kit.settings import RunError
+from recipe.asynchronous import timeline as async_timeline
+from recipe.asynchronous.run import Async, Small, successes
+from recipe.small.micro_world import CheckpointTasks
 from ref.network import load_hf
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
-from sims.microrepo.world import CheckpointTasks
+from sims.async_rl import clock as async_clock
+from sims.async_rl import experiment as async_figure
+from sims.async_rl.cells import ARMS, Experiment, cell, settings, thirds_of
+from sims.async_rl.clock import Pace, foretell, second, turns
+from sims.async_rl.experiment import picture, slope, verdicts
 
 SMALL = {
     "tools": (0.05,),

@@ -13,9 +13,9 @@ import socket
 import pytest
 import torch
 
-from etude import async_timeline
 from kit.disk import read_lines
 from kit.settings import RunError
+from recipe.asynchronous import timeline as async_timeline
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.network import Transformer, load_hf, save_hf

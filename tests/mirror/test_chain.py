@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from etude import chain, prices
-from etude.full_settings import settings
+from etude.plan import recipe as prices
+from etude.run.settings import settings
 from kit.disk import hash_file, read_lines
+from recipe.full import stages as chain
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
 from scaled.plan import HARDWARE
@@ -185,7 +186,7 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
 
 def test_small_and_full_runs_read_one_toml(tmp_path, ask, monkeypatch):
     """A small run leaves out what only ranks have, and says so."""
-    from etude import technique_run
+    from etude.run import technique as technique_run
 
     monkeypatch.setattr(technique_run, "play_technique", lambda entry, out, toml, *_: print(sorted(toml)))
     code, said, _ = ask("run", "recipe", "--config", ROOT / "examples" / "rehearsal.toml", "--out", tmp_path / "out")

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude import chain, full_settings
+from etude.run import settings as full_settings
 from kit.runs import Run
 from kit.settings import RunError, fill
+from recipe.full import stages as chain
+from recipe.small import data as recipe_data
+from recipe.small.settings import Recipe
 from ref.cpt import load_tokenizer
 from ref.network import Config, Transformer, save_hf
 from scaled import pretrain
@@ -21,8 +24,6 @@ from scaled.data.prepare import Settings
 from scaled.data.read import Prepared, is_prepared, quotas
 from scaled.data.sources import Source
 from sims.policies import SMOKE
-from sims.recipe import data as recipe_data
-from sims.recipe.settings import Recipe
 from tests.mirror import calls
 from tests.mirror.layouts import layouts, play
 from tests.mirror.sources import folder

@@ -16,16 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from etude import catalog, full, full_rank, full_settings
+from etude import catalog
+from etude.run import full
+from etude.run import rank as full_rank
+from etude.run import settings as full_settings
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError
+from recipe.small.micro_world import CheckpointTasks
+from recipe.small.settings import Recipe
 from ref.cpt import read_corpus, train_tokenizer
 from ref.network import Config, Transformer, load_hf, save_hf
 from scaled.runtime import launch
 from scaled.runtime.checkpoint import Checkpoints
-from sims.microrepo.world import CheckpointTasks
-from sims.recipe.settings import Recipe
 from tests import elsewhere, forks
 from tests.mirror import calls
 from tests.mirror.layouts import play

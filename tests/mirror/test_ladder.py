@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from etude import ladder
-from etude.full_settings import settings
+from etude.run import budget_ladder
+from etude.run.settings import settings
 from kit.disk import hash_file, read_lines
+from recipe.small.data import heldout_codebase
+from recipe.small.learner import language_of, packed_rows
 from ref import cpt
 from ref.network import load_hf
 from scaled.runtime import launch
-from sims import budgets
-from sims.recipe.data import heldout_codebase
-from sims.recipe.learner import language_of, packed_rows
+from sims.cpt_rl import budgets
 from tests.mirror.recipes import words
 
 STUDY = {
@@ -88,14 +88,16 @@ def test_rungs_share_all_but_budget_and_seed():
         "cpt-rl", "gloo", {"training": {"tokens": 90_000, "long_tokens": 30_000, "long_length": 256}, "seed": 2}
     )
     assert c.experiment.budgets == (7500, 30_000, 120_000) and c.experiment.steps == c.rl.steps
-    small, large = ladder.rung(c, 7500, 1), ladder.rung(c, 120_000, 1)
+    small, large = budget_ladder.rung(c, 7500, 1), budget_ladder.rung(c, 120_000, 1)
     assert (small.training.tokens, small.training.long_tokens, large.training.tokens) == (
         5625,
         1875,
         90_000,
     ) and small.seed == 2001
     assert small.sft == large.sft and small.rl == large.rl and small.rl.gate == 0 and not small.cluster.drafts
-    assert small.experiment.seed == 2001 and ladder.rung(c, 300, 0).training.long_tokens == 256  # never less than a row
+    assert (
+        small.experiment.seed == 2001 and budget_ladder.rung(c, 300, 0).training.long_tokens == 256
+    )  # never less than a row
 
 
 def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, monkeypatch):

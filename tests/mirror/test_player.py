@@ -252,9 +252,9 @@ def test_a_cut_record_is_refused():
 def test_in_the_small_world(tiny_run):
     """Rollouts earn what a batch of the same tasks would earn, tools take their mean time, and nothing depends on
     it."""
+    from recipe.small.micro_world import CheckpointTasks
     from ref.network import load_hf
     from scaled.rl import Rl
-    from sims.microrepo.world import CheckpointTasks
 
     checkpoint = tiny_run / "checkpoints" / "sft"
     asked = Rl(checkpoint=str(checkpoint), cp=1, ep=1, length=512, join="self", rl=Settings(max_len=96))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude import prices
-from etude.full_settings import settings
+from etude.plan import recipe as prices
+from etude.run.settings import settings
 from kit.settings import RunError
+from recipe.small.agent import Language
 from ref.network import Config
 from scaled.plan import HARDWARE, plan
 from scaled.runtime.mesh import Layout
-from sims.recipe.agent import Language
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = tomllib.loads((ROOT / "examples" / "qwen3-30b-a3b.toml").read_text())

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from etude import catalog, chain, figures
+from etude import catalog
+from etude.ledger import figures
 from kit.settings import RunError
+from recipe.full import stages as chain
 from ref import cpt
 from ref.network import load_hf
 from ref.network.model import config_of
-from sims import cpt_real
-from sims.base import packages
-from sims.cpt_real import Experiment, concluded, corpus_of, losses, texts
+from sims.base_evaluations import packages
+from sims.cpt_real import experiment as cpt_real
+from sims.cpt_real.experiment import Experiment, concluded, corpus_of, losses, texts
 from tests import elsewhere
 from tests.mirror.recipes import words
 

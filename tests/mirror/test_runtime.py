@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import chain
 from kit.settings import RunError
+from recipe.full import stages as chain
 from scaled.runtime import launch
 from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Compute, Layout, computing, current, mesh

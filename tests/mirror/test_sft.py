@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe.small import conversations, learner
 from ref import muon, sft
-from sims.recipe import conversations, learner
 from tests import chats
 from tests.chats import AGENT, CHATML, spoken, template
 from tests.mirror import calls

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude import chain
+from recipe.full import stages as chain
+from recipe.small import learner
+from recipe.small.learner import RATES, Learner
+from recipe.small.settings import Mtp, Sft, Training
 from ref.cpt import next_token_loss
 from ref.mtp import MTP, MTPConfig, mtp_loss
 from ref.network import Config, Transformer
 from scaled.supervised import counts
-from sims.recipe import learner
-from sims.recipe.learner import RATES, Learner
-from sims.recipe.settings import Mtp, Sft, Training
 from tests.mirror import calls
 from tests.mirror.layouts import close
 from tests.mirror.workers import ranks

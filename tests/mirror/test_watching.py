@@ -8,14 +8,14 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from recipe.small.monitoring import Watching
+from recipe.small.transcripts import TOOLS
 from ref.monitor import statistics
 from ref.rl import MonitorSettings, Settings
 from ref.rollout import Rollout
 from ref.self_summary import Chain
 from scaled.rl import Rl
 from scaled.watching import Watcher, shortened, watching
-from sims.recipe.watching import Watching
-from sims.transcripts import TOOLS
 from tests.contexts import CONFIG, LENGTH, network, policy, segment
 from tests.mirror import watch_parts
 from tests.mirror.layouts import close, layouts, play, seeds

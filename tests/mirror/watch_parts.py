@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from kit.disk import read_lines
+from recipe.small.monitoring import Watching
+from recipe.small.transcripts import TOOLS
 from ref.engine.sampler import Sampler
 from ref.network import fast as ref_model
 from ref.rl import MonitorSettings
@@ -20,8 +22,6 @@ from scaled import rl
 from scaled.runtime import sharding
 from scaled.runtime.mesh import current
 from scaled.watching import Watcher, watching
-from sims.recipe.watching import Watching
-from sims.transcripts import TOOLS
 from tests.mirror.calls import Script, given
 
 __all__ = ["LONGEST", "looked", "recorded", "trained"]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from recipe.small.chat_template import Template
 from ref import sft
-from sims.recipe.chat_template import Template
 from tests import chats
 from tests.chats import spoken
 

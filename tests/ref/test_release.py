@@ -7,10 +7,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipe.small.agent import Language
 from ref.cpt import SPECIAL_TOKENS, train_tokenizer
 from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer, load_hf, release, save_hf
-from sims.recipe.agent import Language
 from tests.elsewhere import Monologue, check
 from tests.talks import contexts_of
 

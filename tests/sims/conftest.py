@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from etude import catalog, figures
+from etude import catalog
+from etude.ledger import figures
+from recipe.microrepo import transcript
 from sims import hack_training
-from sims.microrepo import transcript
 from tests import forks
 
 

@@ -9,6 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit import process
+from kit.statistics import pass_at_k
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
+from recipe.small.agent import Language, one_row, parted, play, single
+from recipe.small.fp8_rounding import fp8_rows
+from recipe.small.settings import RewardCoefficients
 from ref import cpt, kl
 from ref.engine.sampler import Sampler, Segment
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
@@ -17,11 +22,6 @@ from ref.network import Config, Transformer
 from ref.rl import compute_own_logp, compute_reference_kl, compute_reward_terms, pad
 from ref.rollout import MIN_BATCH, Limits, Rollout, script_rollout
 from ref.self_summary import Chain
-from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
-from sims.recipe.agent import Language, one_row, parted, play, single
-from sims.recipe.settings import RewardCoefficients
-from sims.rounding import fp8_rows
-from sims.statistics import pass_at_k
 
 TINY = dict(
     hidden_size=32,

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from etude import evaluation
+from etude.evaluate import base as evaluation
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError
 from ref import cpt
 from ref.network import Config, Transformer, load_hf, save_hf
-from sims import base_eval
-from sims.base import knowledge, perplexity, table, tracking
-from sims.base.models import Base, HuggingFace, Reference, network_of, open_base
-from sims.base.table import Items, Settings
+from sims.base_evaluations import experiment as base_eval
+from sims.base_evaluations import knowledge, perplexity, table, tracking
+from sims.base_evaluations.models import Base, HuggingFace, Reference, network_of, open_base
+from sims.base_evaluations.table import Items, Settings
 
 WORK = """def work_{0}(items, limit):
     total = {0}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.settings import RunError
-from sims.base import isolated, knowledge
-from sims.base.isolated import called
-from sims.base.knowledge import KINDS, choose_answer, modules_of, questions, verified
+from sims.base_evaluations import isolated, knowledge
+from sims.base_evaluations.isolated import called
+from sims.base_evaluations.knowledge import KINDS, choose_answer, modules_of, questions, verified
 
 
 @pytest.fixture(scope="module")

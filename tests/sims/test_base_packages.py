@@ -11,7 +11,7 @@ import torch
 from kit.settings import RunError
 from ref.cpt import load_tokenizer
 from ref.network import load_hf
-from sims.base import packages
+from sims.base_evaluations import packages
 
 TEXT = (Path(packages.__file__).read_text() + "\n    x  =  12345; y[3, 17] # ünïcode\t→\n<|im_start|>")[:2000]
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.settings import RunError
-from sims.base import tracking
-from sims.base.distance import levenshtein, similarity
-from sims.base.history import from_history
+from sims.base_evaluations import tracking
+from sims.base_evaluations.distance import levenshtein, similarity
+from sims.base_evaluations.history import from_history
 
 SHORT = st.text(alphabet="abc \nä𝄞", max_size=12)
 

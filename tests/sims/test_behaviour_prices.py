@@ -15,22 +15,23 @@ from matplotlib.image import imread
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError, fill
+from recipe.microrepo import Session
+from recipe.microrepo.manners import ManneredSession
+from recipe.small.learner import language_of
+from recipe.small.micro_world import CheckpointTasks
+from recipe.small.reinforcement import learn
+from recipe.small.settings import Recipe, RewardCoefficients
+from recipe.small.tasks import MicroTasks
+from recipe.small.transcripts import transcript_of
 from ref.behaviour import MEASURE_CAPS, Behaviour, Prices, behaviour
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
 from ref.rl import MonitorSettings, compute_reward_terms, score_rollouts
 from ref.rollout import rollout, sample_rollouts
-from sims import behaviour_prices, behaviour_verdicts
-from sims.behaviour_prices import ARMS, DEAR, Experiment, prices
-from sims.microrepo import Session
-from sims.microrepo.manners import ManneredSession
-from sims.microrepo.world import CheckpointTasks
+from sims.behaviour import experiment as behaviour_prices
+from sims.behaviour import verdicts as behaviour_verdicts
+from sims.behaviour.experiment import ARMS, DEAR, Experiment, prices
 from sims.policies import read_config
-from sims.recipe.learner import language_of
-from sims.recipe.reinforcement import learn
-from sims.recipe.settings import Recipe, RewardCoefficients
-from sims.recipe.tasks import MicroTasks
-from sims.transcripts import transcript_of
 from tests import scripted
 from tests.scripted import TASK
 

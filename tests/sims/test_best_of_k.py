@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from kit.runs import Run
-from sims import best_of_k
-from sims.best_of_k import Experiment
+from recipe.small.data import task_stream
+from sims.best_of_k import experiment as best_of_k
+from sims.best_of_k.experiment import Experiment
 from sims.policies import read_config
-from sims.recipe.data import task_stream
 
 
 def drawn(p: list[float], trainings: int = 3, n: int = 16, seed: int = 0) -> np.ndarray:

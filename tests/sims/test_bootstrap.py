@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sims.statistics import bootstrap, share, student
+from kit.statistics import bootstrap, share, student
 
 
 def test_bootstrap_covers_the_truth():

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from kit.runs import Run
 from kit.settings import RunError, fill
+from recipe.small import stages
+from recipe.small.agent import Language
+from recipe.small.chat_template import Template, template_of
+from recipe.small.conversations import ROWS, kept_rows, pack_conversations
+from recipe.small.data import data
+from recipe.small.demonstrations import make_sft_rollouts, sft_batches
+from recipe.small.export import calls_of, export, spoken
+from recipe.small.learner import language_of
+from recipe.small.settings import Recipe
 from ref import sft
 from ref.network import load_hf
-from sims.recipe import stages
-from sims.recipe.agent import Language
-from sims.recipe.chat_template import Template, template_of
-from sims.recipe.conversations import ROWS, kept_rows, pack_conversations
-from sims.recipe.data import data
-from sims.recipe.demonstrations import make_sft_rollouts, sft_batches
-from sims.recipe.export import calls_of, export, spoken
-from sims.recipe.learner import language_of
-from sims.recipe.settings import Recipe
 from tests import chats
 
 
@@ -299,7 +299,7 @@ def test_smollm2_s_own_template(tmp_path_factory):
     from transformers import AutoTokenizer
 
     from ref.cpt import load_tokenizer
-    from sims.base.packages import folder_of
+    from sims.base_evaluations.packages import folder_of
 
     folder = folder_of("smollm2-135m", Path(os.environ.get("ETUDE_MODELS") or tmp_path_factory.mktemp("models")))
     language = Language(load_tokenizer(folder / "tokenizer.json"))

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from kit.runs import Run
 from kit.settings import fill
+from recipe.small import data as corpus
+from recipe.small import learner
+from recipe.small.agent import Language
+from recipe.small.settings import Recipe
 from ref import cpt
 from scaled import pretrain as full
 from sims.policies import SMOKE
-from sims.recipe import data as corpus
-from sims.recipe import learner
-from sims.recipe.agent import Language
-from sims.recipe.settings import Recipe
 
 END = 0
 CODE = "ß"

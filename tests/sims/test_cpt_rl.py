@@ -13,20 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kit import trends
 from kit.runs import Run
 from kit.settings import fill
+from kit.statistics import bootstrap
+from recipe.microrepo import documents, generate
+from recipe.small import stages as recipe
+from recipe.small.agent import Language, one_row
+from recipe.small.data import task_stream
+from recipe.small.demonstrations import make_chaining, taught
+from recipe.small.settings import Memory, Sft
 from ref import cpt
 from ref.network import Config, Transformer
-from sims import budgets, cpt_rl, trends
-from sims.cpt_rl import Experiment
-from sims.microrepo import documents, generate
+from sims.cpt_rl import budgets
+from sims.cpt_rl import experiment as cpt_rl
+from sims.cpt_rl.experiment import Experiment
 from sims.policies import SMOKE
-from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, one_row
-from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import make_chaining, taught
-from sims.recipe.settings import Memory, Sft
-from sims.statistics import bootstrap
 
 BUDGETS = (1000, 10_000, 100_000, 1_000_000)
 ONE_SEED = replace(Experiment.quick(), seeds=1)
@@ -151,7 +153,7 @@ def test_steps_are_paired_and_a_test_that_is_not_would_be_found_out():
 
 
 def made_up(loss=lambda b: 8 - 0.3 * np.log(b), success=lambda b: 0.1 * np.log10(b), reward=None, seed=0) -> list[dict]:
-    """Trainings as `sims.budgets.training` returns them, with laws of the budget and a little noise."""
+    """Trainings as `sims.cpt_rl.budgets.training` returns them, with laws of the budget and a little noise."""
     rng, found = np.random.default_rng(seed), []
     hard = rng.normal(0, 0.2, 60)
     hard -= hard.mean()

@@ -10,11 +10,11 @@ import pytest
 from matplotlib.image import imread
 
 from kit.runs import Run
-from sims import disk_world
-from sims.microrepo import Session, demonstration, disk, generate
-from sims.microrepo.corpus import NoiseConfig
-from sims.microrepo.disk import DiskSession, files_of
-from sims.microrepo.environment import TextSession
+from recipe.microrepo import Session, demonstration, disk, generate
+from recipe.microrepo.corpus import NoiseConfig
+from recipe.microrepo.disk import DiskSession, files_of
+from recipe.microrepo.environment import TextSession
+from sims.disk_world import experiment as disk_world
 from sims.policies import read_config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -116,7 +116,7 @@ def test_the_repository_holds_no_answer():
 
 
 def test_a_session_that_did_nothing_starts_no_sandbox(monkeypatch):
-    monkeypatch.setattr("sims.microrepo.disk.open_sandbox", lambda *_, **__: pytest.fail("a sandbox was started"))
+    monkeypatch.setattr("recipe.microrepo.disk.open_sandbox", lambda *_, **__: pytest.fail("a sandbox was started"))
     session = DiskSession(TASK)
     session.step("test")
     session.judge()
@@ -179,8 +179,8 @@ def test_both_arms_train_the_same_weights(tiny_run, tmp_path, monkeypatch):
                 f"write {self.task.target}\n    return {self.task.files[self.task.target].args[0]}\ntest\n{text}"
             )
 
-    monkeypatch.setattr("sims.recipe.tasks.DiskSession", Counted)
-    monkeypatch.setattr("sims.recipe.tasks.Session", Same)
+    monkeypatch.setattr("recipe.small.tasks.DiskSession", Counted)
+    monkeypatch.setattr("recipe.small.tasks.Session", Same)
     monkeypatch.setattr("kit.process.cores", lambda: 1)  # in this process, where it is counted
     c = disk_world.Experiment(run=str(tiny_run), trainings=1, steps=2, prompts=1, rollouts=2, tasks=2, samples=2)
     recipe = read_config(tiny_run)

@@ -9,7 +9,8 @@ import pytest
 from environments.harness import record
 from kit.runs import Run
 from kit.settings import RunError
-from sims import environments_demo, words_task
+from sims.environments import demo as environments_demo
+from sims.environments import words_task
 
 ORACLE = Path(__file__).resolve().parents[2] / "results" / "episodes" / "oracle.jsonl"
 

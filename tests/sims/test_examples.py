@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from kit.settings import RunError
+from recipe.microrepo import NoiseConfig
+from recipe.small.data import task_stream
+from recipe.small.demonstrations import context, taught
+from recipe.small.learner import language_of, load_checkpoint
+from recipe.small.settings import Memory
 from ref.router_replay import replay
-from sims import examples
-from sims.chain_pieces import notes, retold
-from sims.microrepo import NoiseConfig
+from sims.examples import runs as examples
+from sims.examples.chain_pieces import notes, retold
 from sims.policies import read_config
-from sims.recipe.data import task_stream
-from sims.recipe.demonstrations import context, taught
-from sims.recipe.learner import language_of, load_checkpoint
-from sims.recipe.settings import Memory
 from tests import forks
 
 SIZES = examples.Sizes(

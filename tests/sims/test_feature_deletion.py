@@ -14,9 +14,9 @@ from kit.runs import Run
 from kit.settings import RunError
 from ref.feature_deletion import delete, difficulty, slices, undelete
 from ref.source_text import compiles
-from sims import feature_deletion as sim
-from sims.deleted_at_random import code_lines, executed, in_one_place, scattered
-from sims.feature_programs import feature_of, program
+from sims.feature_deletion import experiment as sim
+from sims.feature_deletion.deleted_at_random import code_lines, executed, in_one_place, scattered
+from sims.feature_deletion.programs import feature_of, program
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

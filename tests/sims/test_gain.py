@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.ledger import gain
 from kit.settings import RunError
-from sims import gain
 
 
 def interval(value, half=0.04):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ref.dr_grpo import FAMILY, Variant, family_loss
-from sims import grpo_bias, words
-from sims.grpo_bias import TRAINED, Experiment, compare, expected_gradient, true_gradient
+from sims import words
+from sims.grpo_bias import experiment as grpo_bias
+from sims.grpo_bias.experiment import TRAINED, Experiment, compare, expected_gradient, true_gradient
 from sims.words import PROMPTS, Groups, World
 
 LETTERS, LENGTH, PRICE = 2, 2, 0.1

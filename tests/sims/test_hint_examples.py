@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from sims.hint_examples import FAULTS_PER_RULE, hinted_messages
-from sims.hints import RULES, faults, hints
-from sims.microrepo import NoiseConfig, generate
-from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Memory
-from sims.transcripts import messages
+from recipe.microrepo import NoiseConfig, generate
+from recipe.small.demonstrations import taught
+from recipe.small.hints import RULES, faults, hints
+from recipe.small.settings import Memory
+from recipe.small.transcripts import messages
+from sims.examples.hints import FAULTS_PER_RULE, hinted_messages
 from tests import scripted
 
 CLUMSY = NoiseConfig(

@@ -12,6 +12,12 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kit.settings import RunError
+from recipe.microrepo import NoiseConfig, generate
+from recipe.small.demonstrations import taught
+from recipe.small.hints import FEEDBACK, RULES, Fault, faults, hint_rollouts, hints, shuffled
+from recipe.small.micro_world import CheckpointTasks
+from recipe.small.settings import Hints, Memory, Recipe, RuleName
+from recipe.small.transcripts import Message, messages
 from ref.engine.sampler import Sampler
 from ref.network import load_hf
 from ref.rl import Feedback, score_rollouts
@@ -19,12 +25,6 @@ from ref.rollout import Rollout, sample_rollouts
 from ref.self_summary import Chain
 from ref.textual_feedback import hinted, leaked
 from scaled.rl import Rl
-from sims.hints import FEEDBACK, RULES, Fault, faults, hint_rollouts, hints, shuffled
-from sims.microrepo import NoiseConfig, generate
-from sims.microrepo.world import CheckpointTasks
-from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Hints, Memory, Recipe, RuleName
-from sims.transcripts import Message, messages
 from tests import scripted
 from tests.scripted import TASK
 

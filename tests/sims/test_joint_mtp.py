@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from kit.runs import Run
+from recipe.small import learner
+from recipe.small import stages as recipe
 from ref import cpt
 from ref.mtp import mtp_loss
 from ref.network.masters import Masters
-from sims import joint_mtp
-from sims.joint_mtp import ARMS, LEFT, joint_rows, joint_verdicts, training, transplanted
-from sims.mtp_distillation import Experiment, heldout
+from sims.mtp import joint as joint_mtp
+from sims.mtp.experiment import Experiment, heldout
+from sims.mtp.joint import ARMS, LEFT, joint_rows, joint_verdicts, training, transplanted
 from sims.policies import read_config
-from sims.recipe import learner
-from sims.recipe import stages as recipe
 
 
 def with_layers(config, **changes):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ref import kl
-from sims import kl_variance
-from sims.kl_variance import Experiment
+from sims.kl_variance import experiment as kl_variance
+from sims.kl_variance.experiment import Experiment
 
 
 @pytest.mark.parametrize("divergence", [0.01, 0.3, 0.628, 1.5])

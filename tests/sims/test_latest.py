@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from etude.explorer import run_rollouts
-from etude.explorer.run_kinds import RunData
+from etude.explorer.runs import rollouts as run_rollouts
+from etude.explorer.runs.kinds import RunData
+from recipe.small import latest_rollouts
+from recipe.small.latest_rollouts import Latest
 from ref.self_summary import Chain, Segment
-from sims.recipe import latest
-from sims.recipe.latest import Latest
 from tests import scripted
 
 
@@ -37,7 +37,7 @@ def run(folder, **more):
 
 def test_a_run_that_trains_shows_them_and_says_of_which_step(tmp_path, monkeypatch):
     """A long one is cut, a large group too; once there is an evaluation, its rollouts stand there."""
-    monkeypatch.setattr(latest, "LONGEST", 6)
+    monkeypatch.setattr(latest_rollouts, "LONGEST", 6)
     folder, language = tmp_path / "mine", scripted.speaker()
     assert run_rollouts.last(run(folder)) == ("", []) and run_rollouts.silence(run(folder)).startswith(
         "No rollouts yet"
@@ -48,7 +48,7 @@ def test_a_run_that_trains_shows_them_and_says_of_which_step(tmp_path, monkeypat
     )
     assert (
         len(json.loads((folder / "rollouts" / "rl.json").read_text(encoding="utf-8"))["rollouts"])
-        == latest.MAX_ROLLOUTS
+        == latest_rollouts.MAX_ROLLOUTS
     )
     of, shown = run_rollouts.last(run(folder))
     assert of == "of step 7 of RL, 4 of one group" and len(shown) == run_rollouts.MAX_ROLLOUTS

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
-from ref.rollout import Rollout
-from ref.self_summary import Chain
-from sims import hack_training, leftover_cache, leftover_verdicts
-from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
-from sims.microrepo.environment import TextSession
-from sims.microrepo.leftovers import (
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from recipe.microrepo.environment import TextSession
+from recipe.microrepo.leftovers import (
     LOST_DOCSTRING,
     WORN,
     CachedDiskSession,
@@ -26,6 +23,11 @@ from sims.microrepo.leftovers import (
     documented,
     worn,
 )
+from ref.rollout import Rollout
+from ref.self_summary import Chain
+from sims import hack_training
+from sims.leftover_cache import experiment as leftover_cache
+from sims.leftover_cache import verdicts as leftover_verdicts
 
 TASK = generate(random.Random(3), "train", depth=1)
 CACHE = cache_name(TASK)

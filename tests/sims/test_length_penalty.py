@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from kit.runs import Run
+from recipe.microrepo import Session, Verdict
+from recipe.small.data import task_stream
+from recipe.small.settings import Recipe
 from ref.length_penalty import length_penalty
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
-from sims import behaviour, length_curves
-from sims import length_penalty as experiment
-from sims.behaviour import MEASURES
-from sims.length_penalty import SETTINGS, Experiment
-from sims.microrepo import Session, Verdict
-from sims.recipe.data import task_stream
-from sims.recipe.settings import Recipe
+from sims.behaviour import effort as behaviour
+from sims.behaviour.effort import MEASURES
+from sims.length_penalty import curves as length_curves
+from sims.length_penalty import experiment
+from sims.length_penalty.experiment import SETTINGS, Experiment
 
 BENDS, EXPONENTS = Experiment().bends, Experiment().exponents
 

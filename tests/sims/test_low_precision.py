@@ -9,8 +9,8 @@ import torch
 
 from ref import quant
 from ref.network import Config, Transformer
-from sims.low_precision import ARMS, Experiment, gap, verdicts
-from sims.quantised import KINDS, division, logps, lower, moved, noise, operands
+from sims.low_precision.experiment import ARMS, Experiment, gap, verdicts
+from sims.low_precision.quantised import KINDS, division, logps, lower, moved, noise, operands
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from recipe.microrepo import NoiseConfig, Session, demonstration, generate
+from recipe.microrepo.manners import TOOLS, ManneredSession, Manners, lints, mannered
+from recipe.small.demonstrations import taught
+from recipe.small.settings import Memory
+from recipe.small.transcripts import messages, step_turn, transcript_of
 from ref.behaviour import measures
 from ref.transcript import Todo, suite_state
-from sims.microrepo import NoiseConfig, Session, demonstration, generate
-from sims.microrepo.manners import TOOLS, ManneredSession, Manners, lints, mannered
-from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Memory
-from sims.transcripts import messages, step_turn, transcript_of
 from tests import scripted
 from tests.scripted import TASK
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, WorldConfig, generate, held_out
+from recipe.microrepo.environment import TextSession
+from recipe.microrepo.evaluator import parse
+from recipe.microrepo.language import translate
 from ref.environment import ForkableEnvironment
-from sims.microrepo import MicroRepo, NoiseConfig, Session, WorldConfig, generate, held_out
-from sims.microrepo.environment import TextSession
-from sims.microrepo.evaluator import parse
-from sims.microrepo.language import translate
 
 ROOT = Path(__file__).parents[2]
 seeds = st.integers(0, 2**32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sims.microrepo import (
+from recipe.microrepo import (
     EvaluationError,
     NoiseConfig,
     Session,
@@ -19,8 +19,8 @@ from sims.microrepo import (
     mutate,
     transcript,
 )
-from sims.microrepo.evaluator import parse
-from sims.microrepo.language import translate
+from recipe.microrepo.evaluator import parse
+from recipe.microrepo.language import translate
 
 seeds = st.integers(0, 2**32)
 splits = st.sampled_from(["train", "heldout"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sims.microrepo import EvaluationError, Session
-from sims.microrepo.evaluator import MAX_BITS, parse
+from recipe.microrepo import EvaluationError, Session
+from recipe.microrepo.evaluator import MAX_BITS, parse
 from tests.scripted import TASK
 
 RIGHT = "write m3\n    return (a + b) * 2"

@@ -12,9 +12,9 @@ from kit.runs import Run
 from ref.engine.decoder import Decoder
 from ref.mtp import MTP, MTPConfig, mtp_loss
 from ref.network import Config, Transformer
-from sims import mtp_distillation
-from sims.drafting import FULL, Timed, decode, predicted, speed_rows, speed_verdicts, with_turns
-from sims.mtp_distillation import EXPECTED, GREEDY, Experiment, Student, acceptance, curve, fewer
+from sims.mtp import experiment as mtp_distillation
+from sims.mtp.drafting import FULL, Timed, decode, predicted, speed_rows, speed_verdicts, with_turns
+from sims.mtp.experiment import EXPECTED, GREEDY, Experiment, Student, acceptance, curve, fewer
 from sims.policies import read_config
 
 SHAPE = Config(

@@ -13,16 +13,17 @@ from matplotlib.image import imread
 from scipy.stats import binom
 
 from kit.runs import Run
+from recipe.microrepo import generate
+from recipe.small.monitored import NAMES
+from recipe.small.monitoring import Watching
+from recipe.small.settings import Recipe
 from ref.monitor import Alarm, Band
 from ref.rl import MonitorSettings
-from sims import planted_failures, planted_verdicts
-from sims.microrepo import generate
-from sims.planted_failures import ARMS, OWN, Experiment, doubled, inside
-from sims.planted_world import PlantedSession
-from sims.recipe.settings import Recipe
-from sims.recipe.watched import NAMES
-from sims.recipe.watching import Watching
-from sims.unchanged_runs import false_alarms, known_means
+from sims.monitor import experiment as planted_failures
+from sims.monitor import verdicts as planted_verdicts
+from sims.monitor.experiment import ARMS, OWN, Experiment, doubled, inside
+from sims.monitor.unchanged_runs import false_alarms, known_means
+from sims.monitor.world import PlantedSession
 from tests import scripted
 
 TASK = generate(random.Random(3), "train", depth=1)

@@ -15,14 +15,17 @@ from matplotlib.image import imread
 
 from kit.disk import read_lines
 from kit.runs import Run
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from recipe.microrepo.environment import TextSession
+from recipe.microrepo.leftovers import LOST_DOCSTRING, changed
+from recipe.small.learner import language_of
+from recipe.small.settings import Recipe
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
 from sims.hack_training import undisturbed
-from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
-from sims.microrepo.environment import TextSession
-from sims.microrepo.leftovers import LOST_DOCSTRING, changed
 from sims.policies import agent
-from sims.real_time_rl import figure, verdicts
+from sims.real_time_rl import experiment as figure
+from sims.real_time_rl import verdicts
 from sims.real_time_rl.loop import Plan, Service, SessionRecord, collected, compute_session_metrics, ship
 from sims.real_time_rl.rewards import Distilling, expected
 from sims.real_time_rl.users import HOURS, Reaction, Served, Users
@@ -37,8 +40,6 @@ from sims.real_time_rl.world import (
     served,
     with_questions,
 )
-from sims.recipe.learner import language_of
-from sims.recipe.settings import Recipe
 
 TASK = generate(random.Random(3), "train", depth=1)
 NOISY = NoiseConfig(invalid_call=0.4, wrong_body=0.4, useless_read=0.4)

@@ -19,20 +19,20 @@ from kit.disk import seal_record
 from kit.runs import Run
 from kit.settings import fill
 from lessons.talks import Ids
+from recipe.microrepo import transcript
+from recipe.small import data as corpus
+from recipe.small import reinforcement
+from recipe.small import stages as recipe
+from recipe.small.agent import Language, single
+from recipe.small.latest_rollouts import MAX_ROLLOUTS
+from recipe.small.learner import Learner, language_of, load_checkpoint
+from recipe.small.tasks import compute_keep_probabilities
 from ref import rl
 from ref.network import Transformer, load_hf
 from ref.rl import Step
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
-from sims.microrepo import transcript
 from sims.policies import SMOKE
-from sims.recipe import data as corpus
-from sims.recipe import reinforcement
-from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, single
-from sims.recipe.latest import MAX_ROLLOUTS
-from sims.recipe.learner import Learner, language_of, load_checkpoint
-from sims.recipe.tasks import compute_keep_probabilities
 from tests import elsewhere, forks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -385,8 +385,8 @@ def test_smoke_settings_are_settings(tiny_run):
 def test_world_words_are_single_tokens_in_the_small_run():
     """File names and digits must be one token each, or a small model cannot copy them (the run's own tokenizer
     recipe)."""
+    from recipe.microrepo import documents
     from ref import cpt
-    from sims.microrepo import documents
 
     code = [Path(cpt.__file__).read_text(), Path(recipe.__file__).read_text()] * 3
     tokenizer = cpt.train_tokenizer([*code, *itertools.islice(documents(random.Random(0)), 4000)], 1024)

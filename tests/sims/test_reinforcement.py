@@ -12,6 +12,14 @@ import torch
 from kit import process
 from kit.runs import Run
 from kit.settings import fill
+from recipe.microrepo import documents
+from recipe.small import agent, reinforcement
+from recipe.small import stages as recipe
+from recipe.small.agent import Language, hash_seed, one_row
+from recipe.small.data import task_stream
+from recipe.small.learner import Learner
+from recipe.small.reinforcement import CORES, metrics_of
+from recipe.small.tasks import MicroTasks
 from ref import cpt, dr_grpo, rl
 from ref.engine.sampler import Sampler
 from ref.mtp import MTP, mtp_loss
@@ -20,15 +28,7 @@ from ref.network.masters import Masters
 from ref.rl import Done, compute_own_logp, improve, make_routing, pad, score_rollouts
 from ref.rollout import Limits
 from ref.self_summary import spread
-from sims.microrepo import documents
 from sims.policies import SMOKE
-from sims.recipe import agent, reinforcement
-from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, hash_seed, one_row
-from sims.recipe.data import task_stream
-from sims.recipe.learner import Learner
-from sims.recipe.reinforcement import CORES, metrics_of
-from sims.recipe.tasks import MicroTasks
 
 TINY = dict(
     hidden_size=32,

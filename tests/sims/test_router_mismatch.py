@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from recipe.small.fp8_rounding import fp8_rows
 from ref import router_replay
 from ref.engine.sampler import Sampler, Segment
 from ref.formats import E4M3_MAX
 from ref.network import Config, Transformer
 from ref.router_replay import mismatch
-from sims import engines, router_mismatch
-from sims.rounding import fp8_rows
-from sims.router_mismatch import Experiment
+from sims.router_replay import engines
+from sims.router_replay import experiment as router_mismatch
+from sims.router_replay.experiment import Experiment
 
 SHAPE = Config(
     vocab_size=64,

@@ -10,25 +10,25 @@ import pytest
 import torch
 
 from kit.settings import fill
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
+from recipe.small import demonstrations as chains
+from recipe.small import stages as recipe
+from recipe.small.agent import Language, one_row
+from recipe.small.demonstrations import Lesson
+from recipe.small.learner import Learner
+from recipe.small.reinforcement import metrics_of
+from recipe.small.settings import Memory
+from recipe.small.tasks import MicroTasks
 from ref import cpt
 from ref.messages import Message
 from ref.network import Config, Transformer
 from ref.rl import Done, compute_reference_kl, compute_reward_terms, improve, score_rollouts
 from ref.rollout import Limits, script_rollout
 from ref.self_summary import spread
-from sims import self_summary
 from sims.experiment import LAW_VERDICTS, VERDICTS, is_law
-from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
 from sims.policies import SMOKE
-from sims.recipe import demonstrations as chains
-from sims.recipe import stages as recipe
-from sims.recipe.agent import Language, one_row
-from sims.recipe.demonstrations import Lesson
-from sims.recipe.learner import Learner
-from sims.recipe.reinforcement import metrics_of
-from sims.recipe.settings import Memory
-from sims.recipe.tasks import MicroTasks
-from sims.self_summary import ARMS, COUNTS, Experiment
+from sims.self_summary import experiment as self_summary
+from sims.self_summary.experiment import ARMS, COUNTS, Experiment
 
 TINY = dict(
     hidden_size=32,

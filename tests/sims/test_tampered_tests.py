@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
-from ref.rollout import Rollout
-from ref.self_summary import Chain
-from sims import hack_training, tampered_tests, tampered_verdicts
-from sims.microrepo import Case, MicroRepo, NoiseConfig, Session, demonstration, generate
-from sims.microrepo.disk import tests_of as file_of_tests
-from sims.microrepo.environment import TextSession
-from sims.microrepo.tampering import (
+from recipe.microrepo import Case, MicroRepo, NoiseConfig, Session, demonstration, generate
+from recipe.microrepo.disk import tests_of as file_of_tests
+from recipe.microrepo.environment import TextSession
+from recipe.microrepo.tampering import (
     DiskTestsSession,
     OwnTestsSession,
     asking,
@@ -28,7 +25,12 @@ from sims.microrepo.tampering import (
     overwrite,
     source_of,
 )
-from sims.tampered_tests import measure_rollouts
+from ref.rollout import Rollout
+from ref.self_summary import Chain
+from sims import hack_training
+from sims.tampered_tests import experiment as tampered_tests
+from sims.tampered_tests import verdicts as tampered_verdicts
+from sims.tampered_tests.experiment import measure_rollouts
 
 TASK = generate(random.Random(3), "train", depth=1)
 TESTS = name_of_tests(TASK)

@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from kit.runs import Run
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
+from recipe.microrepo.environment import TextSession
+from recipe.microrepo.renaming import RenamedSession, renamed
+from recipe.small.agent import parted, single
+from recipe.small.hints import faults
+from recipe.small.learner import language_of
+from recipe.small.transcripts import messages
 from ref.textual_feedback import leaked
-from sims import feedback_verdicts, hack_training, textual_feedback
-from sims.hinted import HINTED_RULES, NAMES, REMINDER, Hinted, demonstrations, reminder, repaired
-from sims.hints import faults
-from sims.microrepo import MicroRepo, NoiseConfig, Session, demonstration, generate
-from sims.microrepo.environment import TextSession
-from sims.microrepo.renaming import RenamedSession, renamed
+from sims import hack_training
 from sims.policies import read_config
-from sims.recipe.agent import parted, single
-from sims.recipe.learner import language_of
-from sims.transcripts import messages
+from sims.textual_feedback import experiment as textual_feedback
+from sims.textual_feedback import verdicts as feedback_verdicts
+from sims.textual_feedback.hinted import HINTED_RULES, NAMES, REMINDER, Hinted, demonstrations, reminder, repaired
 from tests import scripted
 from tests.scripted import TASK
 

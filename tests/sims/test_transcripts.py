@@ -7,15 +7,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from recipe.microrepo import NoiseConfig, Session, generate
+from recipe.microrepo.session import MAX_CALLS
+from recipe.small.agent import one_row
+from recipe.small.demonstrations import taught
+from recipe.small.settings import Memory
+from recipe.small.transcripts import TOOLS, calls_in, messages, step_turn, transcript_of
 from ref.behaviour import measures
 from ref.monitor import SMALL_WORLD
 from ref.transcript import suite_state
-from sims.microrepo import NoiseConfig, Session, generate
-from sims.microrepo.session import MAX_CALLS
-from sims.recipe.agent import one_row
-from sims.recipe.demonstrations import taught
-from sims.recipe.settings import Memory
-from sims.transcripts import TOOLS, calls_in, messages, step_turn, transcript_of
 from tests import scripted
 from tests.scripted import TASK
 

@@ -16,17 +16,17 @@ from etude.report import watched
 from etude.report.watched import alarm_in
 from kit.runs import Run
 from kit.settings import RunError, fill
+from recipe.microrepo import generate
+from recipe.small import reinforcement
+from recipe.small import stages as recipe
+from recipe.small.latest_rollouts import Latest
+from recipe.small.monitored import NAMES, SIDES
+from recipe.small.monitoring import Watching, compute_group_statistics, describe_alarm, sided
+from recipe.small.transcripts import TOOLS, transcript_of
 from ref.monitor import Alarm, Band, learn_band, statistics
 from ref.network import Config, Transformer
 from ref.rl import MonitorSettings
-from sims.microrepo import generate
 from sims.policies import SMOKE
-from sims.recipe import reinforcement
-from sims.recipe import stages as recipe
-from sims.recipe.latest import Latest
-from sims.recipe.watched import NAMES, SIDES
-from sims.recipe.watching import Watching, compute_group_statistics, describe_alarm, sided
-from sims.transcripts import TOOLS, transcript_of
 from tests import scripted
 
 NET = dict(

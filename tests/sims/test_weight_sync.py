@@ -7,9 +7,9 @@ import torch
 
 from kit.runs import Run
 from ref.network import Config, Transformer
-from sims import weight_sync
 from sims.policies import read_config
-from sims.weight_sync import Experiment, experiment, learner_of, picture, sizes, summary, training, verdicts
+from sims.weight_sync import experiment as weight_sync
+from sims.weight_sync.experiment import Experiment, experiment, learner_of, picture, sizes, summary, training, verdicts
 
 
 def test_sizes_by_hand():

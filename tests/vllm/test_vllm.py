@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from etude.async_rl import Async, Small
 from kit.disk import read_lines
 from kit.settings import RunError
+from recipe.asynchronous.run import Async, Small
 from ref import weight_sync
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler

@@ -1,0 +1,1 @@
+"""What commands share: settings, expected durations, progress, and what to run next."""

@@ -1,0 +1,1 @@
+"""`etude eval`: agents on held-out tasks, and base models."""

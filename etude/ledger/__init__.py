@@ -1,0 +1,1 @@
+"""Experiments, their records, and the claims that they support or contradict."""

@@ -1,0 +1,1 @@
+"""`etude plan`: what full runs cost."""

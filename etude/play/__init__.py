@@ -1,0 +1,1 @@
+"""`etude play`: rollouts of an agent, on the terminal and as HTML."""

@@ -1,0 +1,1 @@
+"""Runs of techniques, small and full."""

@@ -1,0 +1,1 @@
+"""`etude tasks`: tasks from packages are made, tried, graded and served."""

@@ -1,0 +1,1 @@
+"""The whole recipe: small on this machine, full on many ranks, and asynchronous."""

@@ -1,0 +1,1 @@
+"""The stages of the recipe on many ranks."""

@@ -1,0 +1,237 @@
+"""Tasks of the small world: a repository of 2-6 files with one function each, one of which has lost its body.
+
+The agent only sees `repo m2 m3 m7 fix m3`; it must even read the docstring. At depth 0 the docstring says
+everything. At depth 1 it refers to one helper and at depth 2 to two, whose bodies the agent must read and
+inline, because a body may not call other files.
+
+A fifth of all *functions* is held out, not of all spellings: a hash of an expression's values at fixed points
+assigns its side. In a held-out task, the target and every helper are held out; in a training task, no function
+is, not even a distractor. An agent that solves held-out tasks has therefore composed, not memorised.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from random import Random
+from typing import Literal, NamedTuple, get_args
+
+from recipe.microrepo import evaluator
+from recipe.microrepo.language import BINARY, Expression, combine, draw_first, draw_step, reference
+
+__all__ = ["Case", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
+
+Split = Literal["train", "heldout"]
+N_VISIBLE, N_HIDDEN = 3, 32
+NAMES = tuple(f"m{i}" for i in range(10))
+SIGNATURES = (("a", "b"), ("a", "b", "c"))
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Shape of the tasks. Ranges are inclusive."""
+
+    depth_mix: tuple[float, float, float] = (0.45, 0.35, 0.20)
+    """Probabilities of depth 0, 1 and 2, unless a depth is given."""
+    files: tuple[int, int] = (2, 6)
+    """Range of files per repository; a task that needs more has exactly as many as it needs."""
+    operations: tuple[int, int] = (1, 3)
+    """Range of operations in a depth 0 target and in a distractor."""
+    helper_operations: tuple[int, int] = (1, 2)
+    """Range of operations in a helper."""
+    one_helper_steps: tuple[int, int] = (0, 2)
+    """Range of steps that a depth 1 target adds to its helper."""
+    two_helper_steps: tuple[int, int] = (0, 1)
+    """Range of steps that a depth 2 target adds after joining its helpers."""
+    digits: float = 0.5
+    """Probability that a digit is one operand of a binary operation."""
+    three_arguments: float = 0.5
+    """Probability of the signature (a, b, c) instead of (a, b)."""
+
+    def __post_init__(self) -> None:
+        if len(self.depth_mix) != 3 or min(self.depth_mix) < 0 or sum(self.depth_mix) <= 0:
+            raise ValueError(f"depth_mix must be three non-negative weights, got {self.depth_mix}")
+        bounds = {"files": (1, 10), "operations": (1, 4), "helper_operations": (1, 3)}
+        bounds |= {"one_helper_steps": (0, 3), "two_helper_steps": (0, 3)}
+        for name, (minimum, maximum) in bounds.items():
+            low, high = getattr(self, name)
+            if not minimum <= low <= high <= maximum:
+                raise ValueError(f"{name} must be a range within {minimum}..{maximum}, got {(low, high)}")
+        for name in ("digits", "three_arguments"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
+
+
+class Module(NamedTuple):
+    """One file: a function with the name of the file."""
+
+    args: tuple[str, ...]
+    doc: str
+    """The docstring: a phrase of `recipe.microrepo.language`."""
+    expr: str
+    """What the function returns, with helpers inlined; for the target this is the solution, which no session shows."""
+
+    def source(self, name: str, body: str | None) -> str:
+        """The text of the file, without a final newline; `body` is None if it is missing."""
+        text = f'def {name}({", ".join(self.args)}):\n    """{self.doc}"""'
+        return text if body is None else text + "".join(f"\n    {line}" for line in body.split("\n"))
+
+
+class Case(NamedTuple):
+    """One test: arguments and the expected value."""
+
+    inputs: tuple[int, ...]
+    want: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A repository and the file to fix."""
+
+    files: dict[str, Module]
+    """All files by name, in the order of the prompt."""
+    target: str
+    """Name of the file whose body is missing."""
+    depth: int
+    """Number of helpers in the target's docstring."""
+    helpers: tuple[str, ...]
+    """The files in the target's docstring, in its order."""
+
+    @property
+    def prompt(self) -> str:
+        """All that the agent sees at first: file names."""
+        return f"repo {' '.join(self.files)} fix {self.target}"
+
+    @property
+    def answer(self) -> str:
+        """A correct body."""
+        return f"return {self.files[self.target].expr}"
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies prompt and contents, so a training run can refuse to reuse a task."""
+        contents = (f"{name}({','.join(m.args)}) {m.doc}: {m.expr}" for name, m in self.files.items())
+        return "\n".join((self.prompt, *contents))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def _cases(self) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+        module = self.files[self.target]
+        body, size = evaluator.parse(self.answer, module.args), len(module.args)
+        rng = Random(blake2b(self.key.encode(), digest_size=8).digest())
+        visible: dict[tuple[int, ...], None] = {}
+        while len(visible) < N_VISIBLE:
+            visible[tuple(rng.sample(range(10), size))] = None
+        # Which inputs distinguish two functions? Near zero, small digits matter; mixed small numbers show signs
+        # and halves; in `max(a * a, b)` one argument must be large where another is small.
+        hidden = {(0, 0, 0)[:size]: None, (1, 1, 1)[:size]: None, (997, -501, 64)[:size]: None}
+        for spreads, count in (((2,), 8), ((12,), 20), ((2, 12, 100, 1000), N_HIDDEN)):
+            while len(hidden) < count:
+                inputs = tuple(rng.randint(-spread, spread) for spread in rng.choices(spreads, k=size))
+                if inputs not in visible:
+                    hidden[inputs] = None
+        visible_cases, hidden_cases = (
+            tuple(Case(inputs, body.evaluate(inputs)) for inputs in group) for group in (visible, hidden)
+        )
+        return visible_cases, hidden_cases
+
+    @property
+    def visible_tests(self) -> tuple[Case, ...]:
+        """The three tests that the agent may run: small arguments, all different within a test."""
+        return self._cases[0]
+
+    @property
+    def hidden_tests(self) -> tuple[Case, ...]:
+        """The 32 hidden tests that decide the reward."""
+        return self._cases[1]
+
+
+def held_out(expression: Expression) -> bool:
+    """Whether the function of `expression` is in the held-out fifth; the same in every process."""
+    digest = blake2b(repr(expression.values).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 5 == 0
+
+
+def _draw_between(rng: Random, bounds: tuple[int, int]) -> int:
+    return bounds[0] + int(rng.random() * (bounds[1] - bounds[0] + 1))
+
+
+def _extend(
+    rng: Random, start: Expression | None, args: tuple[str, ...], count: int, config: WorldConfig
+) -> Expression:
+    """`start`, or a first operation if it is None, grown by random steps to `count` operations in total."""
+    expression = start
+    for _ in range(count):
+        if expression is None:
+            expression = draw_first(rng, args, config.digits)
+        else:
+            expression = draw_step(rng, expression, args, config.digits)
+    assert expression is not None
+    return expression
+
+
+def _draw_expression(
+    rng: Random, args: tuple[str, ...], bounds: tuple[int, int], is_held_out: bool | None, config: WorldConfig
+) -> Expression:
+    """A random expression on the given side of the split (None: either)."""
+    count = _draw_between(rng, bounds)  # before any rejection: otherwise the sides would differ in length
+    while True:
+        expression = _extend(rng, None, args, count, config)
+        if not expression.trivial and (is_held_out is None or held_out(expression) is is_held_out):
+            return expression
+
+
+def _draw_target(
+    rng: Random,
+    args: tuple[str, ...],
+    helpers: dict[str, Expression],
+    steps: int,
+    is_held_out: bool,
+    config: WorldConfig,
+) -> Expression | None:
+    """The target of a task with helpers, or None if these helpers seem to allow none."""
+    mentions = [reference(name, helper) for name, helper in helpers.items()]
+    for _ in range(50):
+        start = mentions[0]
+        if len(mentions) == 2:
+            start = combine(BINARY[int(rng.random() * len(BINARY))], *mentions)
+        expression = _extend(rng, start, args, steps, config)
+        if not expression.trivial and held_out(expression) is is_held_out:
+            return expression
+    return None
+
+
+def generate(rng: Random, split: Split, depth: int | None = None, config: WorldConfig | None = None) -> Task:
+    """A random task of `split`; generators in equal states give equal tasks.
+
+    Raises ValueError for an unknown split or depth."""
+    config = config or WorldConfig()
+    if split not in get_args(Split):
+        raise ValueError(f"split must be one of {get_args(Split)}, got {split!r}")
+    if depth not in (None, 0, 1, 2):
+        raise ValueError(f"depth must be 0, 1, 2 or None, got {depth!r}")
+    if depth is None:
+        depth = rng.choices((0, 1, 2), config.depth_mix)[0]
+    is_held_out = split == "heldout"
+    count = max(_draw_between(rng, config.files), depth + 1)
+    target, *file_names = rng.sample(NAMES, count)
+    args = SIGNATURES[rng.random() < config.three_arguments]
+    steps = _draw_between(rng, config.one_helper_steps if depth == 1 else config.two_helper_steps)
+    target_expression = None
+    while target_expression is None:
+        helper_expressions = (
+            _draw_expression(rng, args, config.helper_operations, is_held_out, config) for _ in range(depth)
+        )
+        helpers = dict(zip(file_names, helper_expressions, strict=False))
+        if depth:
+            target_expression = _draw_target(rng, args, helpers, steps, is_held_out, config)
+        else:
+            target_expression = _draw_expression(rng, args, config.operations, is_held_out, config)
+    modules = {target: Module(args, target_expression.phrase, target_expression.code)}
+    modules |= {name: Module(args, e.phrase, e.code) for name, e in helpers.items()}
+    for name in file_names[depth:]:
+        signature = SIGNATURES[rng.random() < config.three_arguments]
+        e = _draw_expression(rng, signature, config.operations, None if is_held_out else False, config)
+        modules[name] = Module(signature, e.phrase, e.code)
+    return Task({name: modules[name] for name in sorted(modules)}, target, depth, tuple(helpers))
