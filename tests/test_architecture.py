@@ -20,6 +20,7 @@ from etude import catalog
 ROOT = Path(__file__).resolve().parent.parent
 STDLIB = set(sys.stdlib_module_names)
 ROOMS = {"kit", "ref", "kernels", "scaled", "recipe", "sims", "environments", "lessons", "etude", "app"}
+FOLDED = ("recipe.", "sims.", "etude.")
 # What the three strict rooms may import beside the standard library, and which rooms each may know.
 LIBRARIES = {
     "ref": {"torch", "einops", "numpy", "jaxtyping", "safetensors", "tokenizers", "zstandard"},
@@ -130,8 +131,9 @@ def test_arrows(path):
             assert top in LIBRARIES[room], f"{room} may not import {module}"
 
 
-def test_no_file_imports_one_that_imports_it():
-    """Nor by way of others, nor for the type checker only: what a file says can be read before what stands on it."""
+@cache
+def find_arrows() -> dict[str, set[str]]:
+    """Module → the modules of the project that it imports."""
     modules = {
         path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
         for path in files()
@@ -140,10 +142,33 @@ def test_no_file_imports_one_that_imports_it():
     for name, path in modules.items():
         there = {found if found in modules else found.rpartition(".")[0] for found in imports(path)}
         arrows[name] = {one for one in there if one in modules and one != name}
+    return arrows
+
+
+def find_circle(arrows: dict[str, set[str]]) -> list[str]:
+    """The names that lie in a circle, or before one."""
+    arrows = dict(arrows)
     while leaves := [name for name, known in arrows.items() if not known & arrows.keys()]:
         for name in leaves:
             del arrows[name]
-    assert not arrows, f"in a circle, or before one: {sorted(arrows)}"
+    return sorted(arrows)
+
+
+def test_no_file_imports_one_that_imports_it():
+    """Nor by way of others, nor for the type checker only: what a file says can be read before what stands on it."""
+    assert not find_circle(find_arrows())
+
+
+def test_no_folder_imports_one_that_imports_it():
+    """The folders of the recipe, the experiments and the application layer: a reader takes them one after another. A
+    file beside the folders is one of its own."""
+    folders: dict[str, set[str]] = {}
+    for name, known in find_arrows().items():
+        if name.startswith(FOLDED):
+            parts = (".".join(one.split(".")[:2]) for one in known if one.startswith(FOLDED))
+            folders.setdefault(".".join(name.split(".")[:2]), set()).update(parts)
+    assert len(folders) > 40 and not find_circle({name: known - {name} for name, known in folders.items()})
+    assert find_circle({"a": {"b"}, "b": {"a"}, "c": set()}) == ["a", "b"]
 
 
 def test_a_technique_is_read_by_itself():
