@@ -16,10 +16,11 @@ and a user's own environment are the same to everything that trains.
         def reset(self): return [Message("user", "Guess a digit.")]
         def step(self, message):
             self.turns, self.found = self.turns + 1, message.content == str(self.number)
-            return StepResult([Message("user", "higher" if message.content < str(self.number) else "lower")], self.found
-            or self.turns == 3)
-        def reward(self): return Reward({"found": float(self.found)}, {"success": float(self.found), "turns":
-        self.turns}) def close(self): pass
+            answer = "higher" if message.content < str(self.number) else "lower"
+            return StepResult([Message("user", answer)], self.found or self.turns == 3)
+        def reward(self):
+            return Reward({"found": float(self.found)}, {"success": float(self.found), "turns": self.turns})
+        def close(self): pass
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,7 +3,7 @@
 A file of this package that reproduces a figure has
     Experiment          frozen dataclass of settings with a `seed`; `Experiment.quick()` is the half-minute version
     experiment(run, config)   → {"rows": [dict, …], "claims": [claim(…), …], …}; long parts are stages of the run
-    picture(found, path)      draws what the source draws
+    picture(results, path)    draws what the source draws
 
 A claim comes with a rule that is written down before it is measured. The verdict is computed from rule and measurement
 only, so anyone can recompute it from the file that holds both:
@@ -19,8 +19,7 @@ only, so anyone can recompute it from the file that holds both:
 
     reproduced          the interval is beyond the null, the amount is reached, and all further conditions are met
     partly              the interval is beyond the null, but the measured value reaches only half of the amount, or the
-                        interval holds
-                        less than half of it, or a condition is not met
+                        interval holds less than half of it, or a condition is not met
     contradicted        the complete interval is on the wrong side of the null
     not at this scale   the interval contains the null, or less than half of the amount is reached: the claim may hold
                         elsewhere

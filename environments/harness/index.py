@@ -1,8 +1,9 @@
 """Search by words, outside of the sandbox: BM25 over pieces of texts (Robertson and Zaragoza 2009, eq. 3.15, with the
 idf that is never negative).
 
-    score(query, piece) = Σ over words w of the query of idf(w) · f(w) · (k1 + 1) / (f(w) + k1 · (1 − b + b · length /
-    mean length)) idf(w) = ln(1 + (N − n(w) + ½) / (n(w) + ½))
+    score(query, piece) = Σ over words w of the query of
+                          idf(w) · f(w) · (k1 + 1) / (f(w) + k1 · (1 − b + b · length / mean length))
+    idf(w) = ln(1 + (N − n(w) + ½) / (n(w) + ½))
 
 f(w): how often w stands in the piece; n(w): in how many of N pieces. Names are taken apart, so that `parseHTTP_date` is
 found as parse, http, date."""

@@ -510,7 +510,7 @@ def test_a_broken_law_ends_a_run_with_1(tmp_path, monkeypatch, ask):
 EXPERIMENT = '''"""Doc."""
 from sims.experiment import above, claim
 from sims.shapes import area
-from sims.recipe.agent import play
+from recipe.small.agent import play
 
 def measure(c):
     "Doc."

@@ -282,8 +282,9 @@ def recipe(monkeypatch, tmp_path, ask):
     """`etude run recipe` in which the given function of a run is all there is: exit code, stderr, folder."""
 
     def played(play, *words: object):
+        from recipe.small import stages
 
-        monkeypatch.setattr(recipe.small.stages, "run", lambda run, config: play(run))
+        monkeypatch.setattr(stages, "run", lambda run, config: play(run))
         code, _, error = ask("run", "recipe", "--out", tmp_path / "run", *words)
         return code, error, tmp_path / "run"
 

@@ -190,7 +190,7 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from etude import cli, tasks
-from etude.task_times import format_expected_duration
+from etude.tasks.task_times import format_expected_duration
 from environments.tasks.package import Package
 
 assert format_expected_duration("made", Package("pk", "1", {}, {}, "MIT", "folder"), 1, 1, "bubblewrap") == ""

@@ -139,7 +139,7 @@ def test_about_a_fifth_of_all_functions_is_held_out():
 
 SCRIPT = """
 import json, random
-from sims.microrepo import documents, generate
+from recipe.microrepo import documents, generate
 rng = random.Random(7)
 tasks = [generate(rng, split) for split in ("train", "heldout") for _ in range(20)]
 text = documents(rng)

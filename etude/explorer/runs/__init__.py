@@ -1,0 +1,1 @@
+"""A run's page in the explorer, in parts."""
