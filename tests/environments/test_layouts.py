@@ -189,7 +189,8 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-from etude import cli, tasks
+from etude.cli import main as cli
+from etude.tasks import build
 from etude.tasks.task_times import format_expected_duration
 from environments.tasks.package import Package
 

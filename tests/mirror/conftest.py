@@ -1,19 +1,9 @@
 """What tests of the full recipe share."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def rested():
-    """Ranks end with the file. One that has none does not import them: that takes longer than many a test."""
-    yield
-    if workers := sys.modules.get("tests.mirror.workers"):
-        for n in (2, 4):
-            workers.ranks(n).stop()
 
 
 @pytest.fixture

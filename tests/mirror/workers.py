@@ -1,4 +1,4 @@
-"""Ranks to test on: processes started once for a test file and sent one call after another, over gloo.
+"""Ranks to test on: processes started once and sent one call after another, over gloo.
 
     ranks(4).run(dict(dp=2, cp=2), f, x, y)        f(x, y) on each of four ranks under that mesh → their results, by
                                                    rank
@@ -11,8 +11,8 @@ Ranks that only wait are hung; ranks that compute, or would if other processes l
 processor time. What is sent is copied: torch would share memory by file descriptors, one exchange with a thread of the
 sender for each tensor.
 
-Each process group of gloo has a thread that wakes a hundred times a second: ranks end with the file whose tests asked
-for them, or they would take a tenth of a core while they wait.
+A device of gloo has a thread that wakes a hundred times a second, and torch makes a device for each process group, of
+which each layout has five. Here all groups of a rank share one, so that ranks cost nothing while they wait.
 """
 
 import atexit
@@ -138,6 +138,7 @@ def serve(rank: int, n: int, port: int, pipe: Connection) -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    share_device()
     dist.init_process_group("gloo", rank=rank, world_size=n)
     while True:
         try:
@@ -150,6 +151,22 @@ def serve(rank: int, n: int, port: int, pipe: Connection) -> None:
         except Exception:
             answer = pickle.dumps((False, traceback.format_exc()))
         pipe.send_bytes(answer)
+
+
+def share_device() -> None:
+    """All process groups of gloo that this process makes from now on share one device, and its thread."""
+    from torch.distributed import distributed_c10d
+
+    original = distributed_c10d.ProcessGroupGloo
+    device = original.create_device(interface="lo")
+
+    class SharedDevice(original):
+        def __init__(self, store, rank, size, timeout):
+            options = original._Options()
+            options._devices, options._timeout = [device], timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = SharedDevice
 
 
 @lru_cache(None)
