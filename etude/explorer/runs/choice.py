@@ -5,8 +5,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from etude.explorer.runs import files as run_files
 from etude.explorer.provenance import KINDS, RUNS, folders, missing
+from etude.explorer.runs import files as run_files
 from etude.explorer.runs.kinds import RunData
 from etude.explorer.runs.state import going
 

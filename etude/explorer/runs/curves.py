@@ -10,8 +10,8 @@ import numpy as np
 from etude.explorer.charts import chart as charts
 from etude.explorer.charts.chart import Axis, Look
 from etude.explorer.drawing import COLOURS, Drawing
-from etude.explorer.runs.panels import PANELS, Panel
 from etude.explorer.runs.kinds import RunData
+from etude.explorer.runs.panels import PANELS, Panel
 from etude.report.record import joined_lines, points_of, smoothed
 
 __all__ = ["draw_panel", "has", "label", "metric_drawn", "metric_rows", "metrics_of", "parts_of", "points", "rows"]

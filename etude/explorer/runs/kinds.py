@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from etude.ledger import figures
 from etude.explorer.provenance import facts, known_facts
 from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in
+from etude.ledger import figures
 from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words
 from kit.disk import timings
 from kit.runs import flatten

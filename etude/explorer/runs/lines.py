@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipe.asynchronous.timeline import events, trainings
 from kit.disk import read_json, read_lines, timings
 from kit.settings import RunError
+from recipe.asynchronous.timeline import events, trainings
 
 __all__ = ["accumulate_tokens", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from etude.explorer.runs.kinds import RunData
 from etude.explorer.runs.lines import json_object
 from kit.settings import RunError
-from ref.cpt import load_tokenizer
-from scaled.async_rl import services
 from recipe.small import latest_rollouts
 from recipe.small.agent import Language
+from ref.cpt import load_tokenizer
+from scaled.async_rl import services
 
 __all__ = ["MAX_ROLLOUTS", "Rollout", "last", "silence"]
 
