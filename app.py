@@ -3,7 +3,7 @@ the code that drew it.
 
     etude explore        the same as: streamlit run app.py
 
-Each page is one file in `etude/explorer/pages/`. Everything it computes is a call into `ref/` or `sims/`.
+Each page is one file in `etude/explorer/pages/`. Everything it computes is a call into `ref/`, `recipe/` or `sims/`.
 """
 
 from etude.explorer import start

@@ -1,6 +1,6 @@
 """What an experiment is: settings, a function of a run folder, a picture, and its verdicts on claims of the sources.
 
-A file of this package that reproduces a figure has
+The `experiment.py` of a folder beside this file has
     Experiment          frozen dataclass of settings with a `seed`; `Experiment.quick()` is the half-minute version
     experiment(run, config)   → {"rows": [dict, …], "claims": [claim(…), …], …}; long parts are stages of the run
     picture(results, path)    draws what the source draws

@@ -9,10 +9,10 @@ the experiment is run again, or until `python -m etude.ledger.fingerprints NAME`
 number. Records of earlier versions have no fingerprints; the ledger says so next to their verdicts.
 
 The experiment's files are the module that the catalogue names and all modules of the experiment rooms that it imports,
-directly or through one another. What many experiments share is left out: the small world, the recipe and its agents,
-the reference files. The record names their commit, and their own tests hold their behaviour. A fingerprint is taken of
-the syntax tree, so comments, formatting and docstrings do not count, nor does prose: f-strings, the wording of a claim,
-and the function that draws the picture.
+directly or through one another (`EXPERIMENT_ROOMS`). What many experiments share is left out: the small world, most of
+the recipe, the reference files. The record names their commit, and their own tests hold their behaviour. A fingerprint
+is taken of the syntax tree, so comments, formatting and docstrings do not count, nor does prose: f-strings, the wording
+of a claim, and the function that draws the picture.
 
     python -m etude.ledger.fingerprints grpo-bias mtp
         runs `etude figure NAME --quick` at the record's commit and here; if every row and every claim is the same to

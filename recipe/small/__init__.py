@@ -13,6 +13,7 @@
 | `monitoring.py`, `monitored.py` | the monitor beside RL; what is watched for |
 | `evaluation.py` | what is measured before and after RL |
 | `model_card.py`, `checks.py` | the model card of a checkpoint; limits of settings |
+| `tasks.py`, `fp8_rounding.py` | tasks and their curriculum; weights as in an engine with 8-bit weights |
 | `micro_world.py`, `transcripts.py`, `hints.py` | the small world as tasks of RL; episodes as records; hints by rule |
 | `conversations.py`, `chat_template.py`, `export.py` | SFT on conversations in JSONL, and the recipe's as such |
 """

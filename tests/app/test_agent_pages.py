@@ -26,7 +26,7 @@ PIXEL = base64.b64encode(
 
 LESSONS = """
 import streamlit as st
-from etude.explorer import lesson
+from etude.explorer.pages import lesson
 from etude.explorer.page import PLACES, show
 PLACES.clear()
 PLACES["lesson"] = st.Page(lesson.draw, title="Lesson", url_path="lesson", default=True)
