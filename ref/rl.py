@@ -131,7 +131,7 @@ class Feedback:
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """The monitor beside RL (`ref/monitor.py`). It changes nothing but what is said. Asynchronous RL has none."""
+    """The monitor beside RL (`ref/monitor.py`). It changes nothing but what is said."""
 
     on: bool = True
     """Whether rollouts are watched: a line where something has changed, and curves in the report."""

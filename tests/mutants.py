@@ -1487,6 +1487,27 @@ MUTANTS: list[Mutant] = [
         test="mirror/test_services",
     ),
     *of(
+        "async_rl/records",
+        ("    if any(rollout.hints for rollout in rollouts):", "    if all(rollout.hints for rollout in rollouts):"),
+        (
+            "    if any(rollout.transcript for rollout in rollouts):",
+            "    if all(rollout.transcript for rollout in rollouts):",
+        ),
+        (
+            "return Hint(int(at), tuple(int(token) for token in tokens), int(begin),",
+            "return Hint(int(at), (), int(begin),",
+        ),
+        ('Call(**{**fields, "tests": None if', 'Call(**{**fields, "ok": True, "tests": None if'),
+        room="scaled",
+        test="mirror/test_services",
+    ),
+    *of(
+        "async_rl/services",
+        ("[*compress(numbers, is_watched)], [*compress(rollouts, is_watched)]", "[*numbers], [*rollouts]"),
+        room="scaled",
+        test="mirror/test_services",
+    ),
+    *of(
         "weight_codec",
         ("if bool((positions[1:] <= positions[:-1]).any()):", "if bool((positions[1:] < positions[:-1]).any()):"),
         ("int(positions[-1]) < old.numel():", "int(positions[-1]) <= old.numel():"),

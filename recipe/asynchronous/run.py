@@ -13,6 +13,7 @@ With `--set trainers=2`, or `--scale full`, the trainer is a group of ranks that
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +28,13 @@ from kit.statistics import bootstrap
 from recipe.asynchronous import timeline as async_timeline
 from recipe.small.agent import play
 from recipe.small.micro_world import CheckpointTasks
+from recipe.small.monitoring import make_watcher
 from ref.async_rl import Rules
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
-from ref.rl import MonitorSettings, RewardCoefficients, Settings
+from ref.rl import RewardCoefficients, Settings
 from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
@@ -133,11 +135,6 @@ class Async:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
-        if self.rl.feedback.weight:
-            raise ValueError(
-                f"rl.feedback.weight must be 0 in asynchronous RL, whose services do not exchange "
-                f"hints; got {self.rl.feedback.weight}"
-            )
         if self.rl.shuffle_rewards:
             raise ValueError(
                 "rl.shuffle_rewards needs all rollouts of a step at once; use synchronous RL, such as etude run recipe"
@@ -201,8 +198,7 @@ class Small:
 
     def setup(self) -> Setup:
         tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
-        unwatched = replace(self.c.rl, monitor=MonitorSettings(on=False))  # no monitor, so no transcripts
-        return Setup(tasks, tasks.language, tasks.limits, unwatched)
+        return Setup(tasks, tasks.language, tasks.limits, self.c.rl)
 
     def learner(self) -> Trained:
         keep_freed_memory()
@@ -279,6 +275,7 @@ def run(run: Run, config: Async) -> dict:
             evaluate_every=c.evaluate_every,
             group=Small(c).group() if c.grouped else None,
             engine=c.engine,
+            watch=partial(make_watcher, c.rl, tasks.tools) if c.rl.monitor.on else None,
         )
     except ValueError as error:
         raise RunError(str(error)) from None
@@ -291,7 +288,7 @@ def run(run: Run, config: Async) -> dict:
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
         reporter = StepReporter(stage, folder)
-        (cluster.play if c.runtime == "ray" else local.play)(plan, reporter)
+        (cluster.play if c.runtime == "ray" else local.play)(plan, reporter, say=stage.say)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
     model = Small(c).trained(folder)
     after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None

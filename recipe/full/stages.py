@@ -46,7 +46,7 @@ from recipe.small.latest_rollouts import FOLDER, Latest
 from recipe.small.learner import RATES, language_of, rows_of
 from recipe.small.micro_world import CheckpointTasks
 from recipe.small.model_card import about
-from recipe.small.monitoring import Watching
+from recipe.small.monitoring import make_watcher
 from recipe.small.settings import Recipe, Training
 from ref.cpt import load_tokenizer
 from ref.network import fast as ref
@@ -62,7 +62,6 @@ from scaled.optimise import training_context
 from scaled.runtime import sharding
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current, mesh
-from scaled.watching import Watcher
 
 __all__ = [
     "FREE",
@@ -77,7 +76,6 @@ __all__ = [
     "prepare",
     "prepared",
     "trained",
-    "watcher_of",
 ]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
@@ -462,17 +460,9 @@ def reinforced(
         tasks.language,
         tasks.limits,
         log=log,
-        watcher=watcher_of(c, tasks.tools, say),
+        watcher=make_watcher(c.rl, tasks.tools, say) if c.rl.monitor.on else None,
         show=latest_of(c, out, tasks),
         map_fn=map_fn,
-    )
-
-
-def watcher_of(c: rl.Rl, tools: Sequence[str], say: Callable[[str], None]) -> Watcher | None:
-    """The monitor beside RL on this rank, as `rl.monitor` has it, for policies with these tools; rank 0 says what has
-    changed."""
-    return (
-        Watcher(Watching.recipe(c.rl.monitor, c.rl.max_len).step, tools, c.rl.max_len, say) if c.rl.monitor.on else None
     )
 
 

@@ -99,8 +99,8 @@ class SlowEnvironment:
     """An environment whose steps take so many seconds, `latency(turn)`; the last one, after which nothing is sampled,
     takes none."""
 
-    def __init__(self, inner: Environment, latency: Callable[[int], float]):
-        self.inner, self.latency, self.turns = inner, latency, 0
+    def __init__(self, inner: MicroRepo, latency: Callable[[int], float]):
+        self.inner, self.session, self.latency, self.turns = inner, inner.session, latency, 0
         self.reset, self.reward, self.close = inner.reset, inner.reward, inner.close
 
     def step(self, message: Message) -> StepResult:

@@ -21,18 +21,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe.small.monitored import NAMES, SIDES
 from recipe.small.transcripts import TOOLS, transcript_of
 from ref.monitor import Alarm, Band, Evidence, Monitor, learn_band, log_evidence, statistics
-from ref.rl import MonitorSettings
+from ref.rl import MonitorSettings, Settings
 from ref.rollout import Rollout
 from ref.transcript import Transcript
 
-__all__ = ["Group", "ReadStatistics", "Watching", "describe_alarm", "compute_group_statistics", "sided"]
+if TYPE_CHECKING:
+    from scaled.watching import Watcher
+
+__all__ = ["Group", "ReadStatistics", "Watching", "describe_alarm", "compute_group_statistics", "make_watcher", "sided"]
 
 Group = Mapping[str, float | None]
 """The statistics of a group; None where it has none."""
@@ -158,6 +161,15 @@ class Watching:
             alarms = [Alarm(**alarm) for alarm in state["alarms"]]
             bands = {name: Band(low, high) for name, (low, high) in state["bands"].items()}
             self.monitor = Monitor(bands, self.config.error / 2, evidence, alarms)
+
+
+def make_watcher(settings: Settings, tools: Sequence[str], say: Callable[[str], None]) -> "Watcher":
+    """The monitor of a full or asynchronous run of RL in a rank's process, for policies with these tools; on rank 0
+    `say` shows what has changed."""
+    from scaled.watching import Watcher  # a small run needs no ranks
+
+    monitor = Watching.recipe(settings.monitor, settings.max_len)
+    return Watcher(monitor.step, tools, settings.max_len, say)
 
 
 def log_monitor(monitor: Monitor) -> dict[str, float]:

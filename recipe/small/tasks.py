@@ -17,7 +17,6 @@ from recipe.small.data import task_stream
 from recipe.small.hints import hint_rollouts
 from recipe.small.settings import Recipe
 from recipe.small.transcripts import TOOLS, transcript_of
-from ref.environment import Environment
 from ref.rollout import Rollout, hash_seed
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
@@ -63,7 +62,7 @@ class MicroTasks:
         generated_tasks += itertools.islice(source, max(0, number + 1 - len(generated_tasks)))
         return generated_tasks[number]
 
-    def environment(self, task: Task, number: int) -> Environment:
+    def environment(self, task: Task, number: int) -> MicroRepo:
         return MicroRepo(self.open_session(task, self.config.rl.max_turns))
 
     def transcript(self, rollout: Rollout) -> Transcript | None:

@@ -195,6 +195,7 @@ def play(
     plan: Plan,
     show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
     started: Callable[[str, Any], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run all services until every step is done, as `local.play` does; `started` is called with the name, pid and host
     of whatever starts. Raises RunError also if Ray is missing, or its cluster too small, and if a machine does not see
@@ -243,6 +244,8 @@ def play(
                 elif isinstance(report, Silent):
                     if report.name in running and report.epoch == running[report.name].epoch:
                         ray.kill(running[report.name].actor, no_restart=False)
+                elif isinstance(report, str):
+                    say(report)
                 elif report is not None:
                     show(*report)
             return reports[-1] is None

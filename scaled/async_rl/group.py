@@ -36,7 +36,7 @@ from kit.settings import RunError
 from ref.rollout import Rollout
 from scaled import weight_sync
 from scaled.async_rl.messages import Batch
-from scaled.async_rl.services import Log, Publisher, Stores, own_versions, read, retry_store_call
+from scaled.async_rl.services import Log, Publisher, Stores, own_versions, read, retry_store_call, watch_step
 from scaled.network import checkpoint
 from scaled.network.model import Transformer
 from scaled.rl import Rl, improve, means, share
@@ -44,6 +44,7 @@ from scaled.runtime import sharding
 from scaled.runtime.checkpoint import CheckpointError, Checkpoints
 from scaled.runtime.comm import all_reduce_max, all_reduce_sum
 from scaled.runtime.mesh import Compute, Layout, computing, current, mesh
+from scaled.watching import Look
 
 __all__ = ["Rank", "Sharded", "TrainerGroup", "interface_to", "joined", "restored"]
 
@@ -108,6 +109,8 @@ class Sharded:
             | ({"failed": num_failed} if num_failed else {})
         )
         metrics |= {"kl": result.drift.nanmean().item(), "grad_norm": norm}
+        if result.divergence is not None:
+            metrics |= {"distilled": float(result.distilled), "divergence": result.divergence}
         return metrics | {"outside_clip": all_reduce_sum(outside).item() / result.tokens, "imbalance": result.load}
 
     def state(self) -> dict[str, Tensor]:
@@ -119,9 +122,11 @@ class Sharded:
 class Rank:
     """`trainer.Work` of a rank. The first one's methods tell the others to do the same; the others `follow`."""
 
-    def __init__(self, folder: Path, learner: Sharded, stores: Stores, log: Log, patience: float):
+    def __init__(
+        self, folder: Path, learner: Sharded, stores: Stores, log: Log, patience: float, look: Look | None = None
+    ):
         """As `trainer.Alone`; all ranks call it together, under their mesh."""
-        self.learner, self.stores, self.log, self.patience = learner, stores, log, patience
+        self.learner, self.stores, self.log, self.patience, self.look = learner, stores, log, patience, look
         self.is_first = dist.get_rank() == 0
         control_group = dist.new_group(backend="gloo", timeout=IDLE)
         assert not isinstance(control_group, int)  # every rank is a member
@@ -154,7 +159,9 @@ class Rank:
             self.patience,
         )
         begin = group_slice.start * rollouts
-        metrics = self.learner.step(group_rollouts, begin) | ages([group_rollouts[n - begin] for n in numbers], version)
+        own_rollouts = [group_rollouts[n - begin] for n in numbers]
+        metrics = self.learner.step(group_rollouts, begin) | ages(own_rollouts, version)
+        metrics |= watch_step(self.look, version, numbers, own_rollouts)
         self.checkpoints.save(version + 1, self.learner.state(), {"groups": list(batch.groups)})
         self.checkpoints.finish()
         return metrics

@@ -49,6 +49,8 @@ class Trained:
         }
         means |= {"failed": float(len(rollouts) - len(logged_metrics))} if len(logged_metrics) < len(rollouts) else {}
         reward, drift = result.rewards.nanmean().item(), result.drift.nanmean().item()
+        if result.divergence is not None:
+            means |= {"distilled": float(result.distilled), "divergence": result.divergence}
         return {"reward": reward, **means, "kl": drift, "grad_norm": norm.item(), "outside_clip": outside}
 
     def save(self) -> bytes:

@@ -39,6 +39,7 @@ from scaled.runtime.store import open_store
 
 if TYPE_CHECKING:
     from scaled.async_rl.group import TrainerGroup
+    from scaled.watching import Look, Watcher
 
 __all__ = ["Deaths", "Failed", "Parts", "Plan", "Silent", "claim", "named", "play", "serve"]
 
@@ -96,6 +97,8 @@ class Plan:
     """The ranks of the trainer; None: it is one process, which trains `parts.learner()`."""
     engine: Literal["own", "vllm"] = "own"
     """What a worker samples with."""
+    watch: Callable[[Callable[[str], None]], Watcher] | None = None
+    """Makes the monitor of a trainer's process, which is given what shows a line; None: nobody watches."""
 
     def __post_init__(self):
         minimums = {"workers": 1, "rollouts": 1, "slots": self.rollouts, "standby": 0, "evaluate_every": 0}
@@ -169,10 +172,12 @@ def play(
     plan: Plan,
     show: Callable[[int, dict[str, float]], None] = lambda step, figures: None,
     started: Callable[[str, Any], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run all services until every step is done; goes on with what the folder holds. `show` is called with each step
-    and its metrics, `started` with the name and process of whatever starts. Raises RunError if processes keep dying,
-    and for a store that is another run's or does not answer, and OSError for a full disk."""
+    and its metrics, `started` with the name and process of whatever starts, `say` with each line of the monitor. Raises
+    RunError if processes keep dying, and for a store that is another run's or does not answer, and OSError for a full
+    disk."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     claim(plan)
     # A server that has imported torch, what its optimisers import late, and what makes the parts, forks whoever starts:
@@ -223,6 +228,8 @@ def play(
                         elif isinstance(report, Silent):
                             if report.name in running and report.epoch == epochs[report.name] - 1:
                                 running[report.name][0].kill()
+                        elif isinstance(report, str):
+                            say(report)
                         else:
                             show(*report)
                 for name, (process, receiver) in list(running.items()):
@@ -303,7 +310,7 @@ def serve(
     plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None], ranks: int = 0
 ) -> Failed | None:
     """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know:
-    Silent, or a step and its metrics. ranks: where services meet at a port, that at which the ranks of a trainer meet
+    Silent, a step and its metrics, or a line of the monitor. ranks: where services meet at a port, that at which the ranks of a trainer meet
     on the same machine."""
     patience = 6 * plan.timeout
     try:
@@ -397,7 +404,8 @@ def _train(
     stores = services.open_stores(plan.address)
     if plan.group is None:
         log = services.Log(plan.folder, "trainer", epoch)
-        work = trainer.Alone(plan.folder, plan.parts.learner(), stores, log, plan.store_patience)
+        look = monitor_of(plan, log, tell)
+        work = trainer.Alone(plan.folder, plan.parts.learner(), stores, log, plan.store_patience, look)
         return trainer.train(at, epoch, work, log, patience, show)
     from scaled.async_rl import group  # FSDP and DCP take half a second, which nobody else needs
 
@@ -406,11 +414,25 @@ def _train(
     log = services.Log(plan.folder if rank == 0 else plan.folder / "ranks", plan.trainers[rank], epoch)
     meeting = (at.host, ranks) if isinstance(at, Port) else at.with_name("ranks")
     with group.joined(plan.group, rank, meeting, epoch, plan.store_patience):
-        work = group.Rank(plan.folder, plan.group.learner(), stores, log, plan.store_patience)
+        look = monitor_of(plan, log, tell)
+        work = group.Rank(plan.folder, plan.group.learner(), stores, log, plan.store_patience, look)
         if rank:
             return work.follow()
         trainer.train(at, epoch, work, log, patience, show)
         work.stop()
+
+
+def monitor_of(plan: Plan, log: services.Log, tell: Callable[[Any], None]) -> Look | None:
+    """The monitor of a trainer's process. Its journal lies in the run folder, and its lines go into the log, too."""
+    if plan.watch is None:
+        return None
+    from scaled.watching import watching  # as late as `group`
+
+    def say(line: str) -> None:
+        log("monitor", says=line)
+        tell(line)
+
+    return watching(plan.watch(say), plan.folder, plan.rules.groups, plan.rollouts)
 
 
 def _end_with(parent) -> None:

@@ -1,4 +1,5 @@
-"""Finished groups as bytes: the rollouts with their tokens, log-probs, versions and experts, and what they earned.
+"""Finished groups as bytes: the rollouts with their tokens, log-probs, versions and experts, what they earned, their
+hints, and their transcripts.
 
 One safetensors file for a group. All segments of all chains are laid end to end; `segments` says how long each is and
 which chain it belongs to. Reading one runs nothing, and gives back every bit. This is the checkpoint of a group: a
@@ -8,7 +9,9 @@ trainer that dies takes its groups from here, and a run can be trained again fro
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +22,8 @@ from kit.disk import parse_json
 from ref.engine.sampler import Segment
 from ref.rollout import Rollout
 from ref.self_summary import Chain
+from ref.textual_feedback import Hint
+from ref.transcript import Call, Todo, Transcript, Turn
 
 __all__ = ["oldest", "pack", "unpack"]
 
@@ -53,7 +58,13 @@ def pack(rollouts: Sequence[Rollout]) -> bytes:
         [[missing_value if rollout.failure else rollout.metrics[name] for name in metrics] for rollout in rollouts],
         dtype=torch.float64,
     )
-    header = {"metrics": metrics, "terms": terms, "failures": [rollout.failure for rollout in rollouts]}
+    header: dict[str, Any] = {"metrics": metrics, "terms": terms, "failures": [rollout.failure for rollout in rollouts]}
+    if any(rollout.hints for rollout in rollouts):
+        header["hints"] = [
+            [[astuple(hint) for hint in context_hints] for context_hints in rollout.hints] for rollout in rollouts
+        ]
+    if any(rollout.transcript for rollout in rollouts):
+        header["transcripts"] = [rollout.transcript and asdict(rollout.transcript) for rollout in rollouts]
     # A single entry: safetensors writes several in any order, and equal groups must have equal bytes.
     return save({name: x.contiguous() for name, x in tensors.items()}, {"about": json.dumps(header)})
 
@@ -84,16 +95,42 @@ def unpack(data: bytes) -> list[Rollout]:
         ):
             chains[n].segments.append(Segment(tokens, sampled, logp, version, segment_experts, bool(finished), summary))
         rollouts = []
-        for chain, values, numbers, failure in zip(
-            chains, tensors["terms"].tolist(), tensors["metrics"].tolist(), failures, strict=True
+        for chain, values, numbers, failure, hints, transcript in zip(
+            chains,
+            tensors["terms"].tolist(),
+            tensors["metrics"].tolist(),
+            failures,
+            header.get("hints", [[]] * len(chains)),
+            header.get("transcripts", [None] * len(chains)),
+            strict=True,
         ):
             if not isinstance(failure, str):
                 raise ValueError("a failure is no text")
             reward_parts = (dict(zip(terms, values, strict=True)), dict(zip(metrics, numbers, strict=True)))
-            rollouts.append(Rollout(chain, failure=failure) if failure else Rollout(chain, *reward_parts))
+            rollout = Rollout(chain, failure=failure) if failure else Rollout(chain, *reward_parts)
+            rollout.hints = [[read_hint(*values) for values in context_hints] for context_hints in hints]
+            rollout.transcript = None if transcript is None else read_transcript(transcript)
+            rollouts.append(rollout)
         return rollouts
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"not the record of a group: {error}") from None
+
+
+def read_hint(at: int, tokens: Sequence[int], begin: int, end: int) -> Hint:
+    """A hint from the values of its fields."""
+    return Hint(int(at), tuple(int(token) for token in tokens), int(begin), int(end))
+
+
+def read_transcript(values: Mapping[str, Any]) -> Transcript:
+    """A transcript from its fields as JSON has them."""
+
+    def read_call(fields: Mapping[str, Any]) -> Call:
+        return Call(**{**fields, "tests": None if fields["tests"] is None else tuple(fields["tests"])})
+
+    turns = tuple(
+        Turn(turn["role"], turn["text"], tuple(read_call(call) for call in turn["calls"])) for turn in values["turns"]
+    )
+    return Transcript(**{**values, "turns": turns, "todos": tuple(Todo(**todo) for todo in values["todos"])})
 
 
 def oldest(rollouts: Sequence[Rollout], serving: int) -> int:

@@ -26,8 +26,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -42,6 +43,9 @@ from scaled.async_rl.reconciler import Reconciler
 from scaled.async_rl.records import unpack
 from scaled.async_rl.wire import ConnectionLost, Hub, Line, Port
 from scaled.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from scaled.watching import Look
 
 __all__ = [
     "BEAT",
@@ -64,6 +68,7 @@ __all__ = [
     "replay",
     "restored",
     "trained",
+    "watch_step",
 ]
 
 BEAT = 0.5
@@ -309,6 +314,17 @@ def ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
         "oldest": float(version - int(own.min())),
         "tokens": float(len(own)),
     }
+
+
+def watch_step(
+    look: Look | None, version: int, numbers: Sequence[int], rollouts: Sequence[Rollout]
+) -> dict[str, float]:
+    """What the monitor logs of a step, whose rollouts have these numbers; all ranks call it together. A group that an
+    earlier version of this project recorded has no transcripts, and is not watched."""
+    if look is None:
+        return {}
+    is_watched = [bool(rollout.failure) or rollout.transcript is not None for rollout in rollouts]
+    return look(version, [*compress(numbers, is_watched)], [*compress(rollouts, is_watched)])
 
 
 def own_versions(rollouts: Sequence[Rollout]) -> torch.Tensor:

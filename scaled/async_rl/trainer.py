@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scaled.async_rl import services
 from scaled.async_rl.messages import Batch, Published, Ready, Refused, Repair, Stop, Trained, Workers, decode, encode
 from scaled.async_rl.services import BEAT, GivenUp, Learner, Log, Publisher, Stores, ages, retry_store_call
 from scaled.async_rl.wire import ConnectionLost, Line, Port
+
+if TYPE_CHECKING:
+    from scaled.watching import Look
 
 __all__ = ["Alone", "Work", "train"]
 
@@ -48,8 +51,10 @@ class Work(Protocol):
 class Alone:
     """`Work` of a trainer that is one process."""
 
-    def __init__(self, folder: Path, learner: Learner, stores: Stores, log: Log, patience: float):
-        """patience: seconds that the store may be down."""
+    def __init__(
+        self, folder: Path, learner: Learner, stores: Stores, log: Log, patience: float, look: Look | None = None
+    ):
+        """patience: seconds that the store may be down. look: the monitor."""
         self.save_folder, self.learner, self.stores, self.log, self.patience = (
             folder / "trainer",
             learner,
@@ -58,6 +63,7 @@ class Alone:
             patience,
         )
         self.save_folder.mkdir(exist_ok=True)
+        self.look = look
         self.publisher = Publisher(stores.weights, learner, log, patience)
 
     def restored(self) -> tuple[int, tuple[int, ...]]:
@@ -71,6 +77,7 @@ class Alone:
             self.patience,
         )
         metrics = self.learner.step(rollouts) | ages(rollouts, version)
+        metrics |= services.watch_step(self.look, version, range(len(rollouts)), rollouts)
         services.keep(self.save_folder, self.learner, version + 1, batch.groups)
         return metrics
 

@@ -6,15 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
+from kit.disk import read_lines
 from lessons.talks import Ids
+from recipe.small.monitoring import Watching
 from ref.async_rl import Rules
 from ref.engine.sampler import Sampler
 from ref.environment import Reward
 from ref.length_penalty import EffortWeights
-from ref.rl import RewardCoefficients, Settings
+from ref.monitor import statistics
+from ref.rl import Feedback, MonitorSettings, RewardCoefficients, Settings
 from ref.rollout import Limits
+from ref.textual_feedback import Hint
+from ref.transcript import Call, Transcript, Turn
+from scaled.async_rl import services
 from scaled.async_rl.learner import Trained
 from scaled.async_rl.player import Player, Setup
+from scaled.watching import Watcher
+from tests.mirror.layouts import close
 from tests.mirror.test_player import HOW, Heard, Quiz
 from tests.ref.test_continuous import network
 
@@ -27,6 +35,9 @@ LESS = RewardCoefficients(
     kl=0.0,
 )
 """A tenth is lost with each token that is written."""
+EAGER = MonitorSettings(learn=2, tolerance=0.01, error=0.5)
+TOOLS, LONGEST = ("even", "odd"), 20
+"""What the transcripts of these conversations are made of, and the tokens that a length is a share of."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Tiny:
             decay=0,
             budget_tokens=20,
         )
-        return Settings(**how, payment=LESS)
+        return Settings(**how, payment=LESS, feedback=Feedback(0.5), monitor=EAGER)
 
     def tasks(self):
         return Paid(self.seconds)
@@ -82,9 +93,49 @@ class Unpaid(Heard):
 
 
 class Paid(Quiz):
-    """Earns more for less (`LESS`)."""
+    """Earns more for less (`LESS`). The last turn of each context gets a hint, and a transcript says of each token that
+    was written whether it is even."""
 
     kind = Unpaid
+
+    def hints(self, rollouts, seed):
+        return [[[hint(s)] if s.sampled.any() else [] for s in one.chain.segments] for one in rollouts]
+
+    def transcript(self, rollout):
+        written = [token for s in rollout.chain.segments for token in s.tokens[s.sampled].tolist()]
+        calls = tuple(Call(TOOLS[token % 2], valid=token != 5) for token in written)
+        return Transcript((Turn("user"), Turn("assistant", "done", calls)), tokens=len(written))
+
+
+def hint(segment):
+    """A token in front of the last turn of a context, which is distilled."""
+    end = int(segment.sampled.nonzero().max()) + 1
+    begin = end - 1
+    while begin > 1 and segment.sampled[begin - 1]:
+        begin -= 1
+    return Hint(begin, (7,), begin, end)
+
+
+def watched(say):
+    """`local.Plan.watch`."""
+    return Watcher(Watching.recipe(EAGER, LONGEST).step, TOOLS, LONGEST, say)
+
+
+def check_watched(folder, steps, rollouts=2):
+    """The monitor's journal has every step once, with the statistics of the groups that were trained on. Returns the
+    lines that they make a monitor say."""
+    monitor, lines = Watching.recipe(EAGER, LONGEST), []
+    journal = read_lines(folder / "watched.jsonl")
+    assert [line["step"] for line in journal] == [*range(1, steps + 1)]
+    for line, (_, played) in zip(journal, services.trained(folder), strict=True):
+        records = [one.transcript for one in played]
+        groups = [statistics(records[n : n + rollouts], TOOLS, LONGEST) for n in range(0, len(records), rollouts)]
+        for found, wanted in zip(line["groups"], groups, strict=True):
+            assert found.keys() == wanted.keys() and [*found.values()].count(None) == [*wanted.values()].count(None)
+            for name, value in wanted.items():
+                close(found[name] or 0.0, value or 0.0)
+        lines += monitor.step(groups)[1]
+    return lines
 
 
 def synchronous(parts: Tiny, rules: Rules, workers: int, seed: int = 0) -> Trained:

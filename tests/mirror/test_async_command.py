@@ -95,12 +95,16 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
 
 def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
     out = tmp_path / "run"
-    code, _, error = ask(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0))
+    more = {"rl__feedback__weight": 0.5, "rl__monitor__learn": 1}
+    code, _, error = ask(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0, **more))
     assert code == 0, error
     found = json.loads((out / "report.json").read_text())["result"]
     assert found["age"] == found["oldest"] == found["dropped_groups"] == 0 and "gain" not in found
     trained = async_timeline.trainings(async_timeline.events(out / "services")["trainer"])
     assert [step["version"] for step in trained] == [1, 2, 3] and all(step["oldest"] == 0 for step in trained)
+    assert any(step.get("distilled") for step in trained), "an agent of chance needs hints"
+    assert [line["step"] for line in read_lines(out / "services" / "watched.jsonl")] == [1, 2, 3]
+    assert "alarm_at" not in trained[0] and all("evidence_length" in step for step in trained[1:])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ref.network import Transformer, load_hf, save_hf
 from scaled.async_rl.group import interface_to, restored
 from scaled.async_rl.local import Plan, play
 from scaled.runtime.store import open_store
+from tests.mirror.async_parts import check_watched, watched
 from tests.mirror.group_parts import FAULTS, Grouped, plain, replayed
 from tests.mirror.layouts import close
 from tests.mirror.test_async_command import FEW
@@ -59,7 +60,9 @@ def check_synchronous(folder, synchronous, layout: dict, play) -> None:
     """Weights within 1e-10 in float64, whatever is cut over ranks; what workers get, they round to bfloat16, so
     rollouts are the same to the bit."""
     weights, digests = synchronous
-    play(Plan(folder, Rules(4, 0, 3), PARTS, 1, slots=8, rollouts=2, group=PARTS.group(**layout)))
+    said, group = [], PARTS.group(**layout)
+    play(Plan(folder, Rules(4, 0, 3), PARTS, 1, slots=8, rollouts=2, group=group, watch=watched), say=said.append)
+    assert said == check_watched(folder, 3)
     version, mine = left(folder)
     assert version == 3 and mine.keys() == weights.keys()
     for name, x in weights.items():
@@ -90,7 +93,9 @@ def check_killed(folder, play) -> list[str]:
         if step in kills:
             signal.pidfd_send_signal(alive[kills.pop(step)], signal.SIGKILL)
 
-    play(Plan(folder, rules, parts, 2, slots=6, rollouts=2, group=parts.group(dp=2)), kill, started)
+    plan = Plan(folder, rules, parts, 2, slots=6, rollouts=2, group=parts.group(dp=2), watch=watched)
+    play(plan, kill, started)
+    check_watched(folder, 8)
     assert (
         not kills
         and begun.count("trainer") == begun.count("trainer-1") == 4

@@ -16,7 +16,7 @@ from kit.disk import read_lines
 from ref.async_rl import Event, Rules
 from scaled.async_rl import services
 from scaled.async_rl.local import Plan, play
-from tests.mirror.async_parts import Tiny, synchronous
+from tests.mirror.async_parts import Tiny, check_watched, synchronous, watched
 from tests.ref.test_async_rl import audit
 
 
@@ -44,11 +44,14 @@ def trained(folder, parts, store=""):
 def check_synchronous(folder, workers, play):
     """n workers against a loop in this process whose conversations are played in the same n shares: weights after five
     steps, to the bit."""
-    parts, rules, steps = Tiny(), Rules(4, 0, 5), []
-    play(Plan(folder, rules, parts, workers, slots=8, rollouts=2), lambda step, figures: steps.append(step))
+    parts, rules, steps, said = Tiny(), Rules(4, 0, 5), [], []
+    plan = Plan(folder, rules, parts, workers, slots=8, rollouts=2, watch=watched)
+    play(plan, lambda step, figures: steps.append((step, figures)), say=said.append)
     mine, again, version, _ = trained(folder, parts)
     wanted = weights(synchronous(parts, rules, workers))
-    assert version == 5 and steps == [1, 2, 3, 4, 5]
+    assert version == 5 and [step for step, _ in steps] == [1, 2, 3, 4, 5]
+    assert all(figures["distilled"] > 0 and "watch_length" in figures for _, figures in steps)
+    assert said == check_watched(folder, 5)
     assert all(a.equal(b) and a.equal(c) for a, b, c in zip(mine, wanted, again, strict=True))
     assert not all(a.equal(b) for a, b in zip(mine, weights(parts.learner()), strict=True))
     counts, _ = audit(rules, events(folder))
@@ -78,7 +81,7 @@ def test_whoever_is_killed_the_run_ends_and_replays(tmp_path, kills, steps):
     thread = threading.Thread(target=killer)
     thread.start()
     try:
-        plan = Plan(tmp_path, rules, parts, 2, slots=6, rollouts=2, timeout=3.0)
+        plan = Plan(tmp_path, rules, parts, 2, slots=6, rollouts=2, timeout=3.0, watch=watched)
         play(plan, started=lambda name, process: alive.__setitem__(name, os.pidfd_open(process.pid)))
     finally:
         stop.set()
@@ -87,6 +90,7 @@ def test_whoever_is_killed_the_run_ends_and_replays(tmp_path, kills, steps):
     assert version == steps and len(killed) > kills / 4 and all(a.equal(b) for a, b in zip(mine, again, strict=True))
     counts, _ = audit(rules, events(tmp_path))
     assert counts["trained"] == 4 * steps and set(counts) <= {"trained", "dropped"}
+    check_watched(tmp_path, steps)
     trainings = [event.groups for event in events(tmp_path) if event.kind == "train"]
     assert trainings[-1] == groups and len(set(itertools.chain(*trainings))) == 4 * steps
 
@@ -102,13 +106,15 @@ def test_a_run_that_was_ended_goes_on(tmp_path):
         if step == 3:
             raise Cut
 
+    plan = Plan(tmp_path, rules, parts, 1, slots=8, rollouts=2, timeout=2.0, watch=watched)
     with pytest.raises(Cut):
-        play(Plan(tmp_path, rules, parts, 1, slots=8, rollouts=2, timeout=2.0), cut)
+        play(plan, cut)
     before = len(events(tmp_path))
     with open(tmp_path / "journal.jsonl", "a") as file:
         file.write('{"kind": "ready", "gro')  # a line that was being written
     steps = []
-    play(Plan(tmp_path, rules, parts, 1, slots=8, rollouts=2, timeout=2.0), lambda step, figures: steps.append(step))
+    play(plan, lambda step, figures: steps.append(step))
+    check_watched(tmp_path, 6)
     mine, again, version, _ = trained(tmp_path, parts)
     assert version == 6 and steps[-1] == 6 and steps[0] >= 4 and len(events(tmp_path)) > before
     assert all(a.equal(b) for a, b in zip(mine, again, strict=True))

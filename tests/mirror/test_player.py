@@ -19,6 +19,8 @@ from ref.environment import EnvironmentFailure, Reward
 from ref.rl import Settings
 from ref.rollout import Limits, rollout
 from ref.self_summary import Chaining
+from ref.textual_feedback import Hint
+from ref.transcript import ROLES, STATES, Call, Todo, Transcript, Turn
 from scaled.async_rl.player import TRIES, Player, Setup, seed_of
 from scaled.async_rl.records import oldest, pack, unpack
 from scaled.async_rl.services import own_versions
@@ -88,7 +90,8 @@ def setup(quiz=None, **limits):
 
 def same(a, b):
     """Every bit."""
-    assert a.terms == b.terms and a.metrics == b.metrics and a.failure == b.failure
+    assert a.terms == b.terms and a.metrics == b.metrics and a.failure == b.failure and a.transcript == b.transcript
+    assert [[*some] for some in a.hints] == [[*some] for some in b.hints]
     assert (a.chain.finished, a.chain.saved, len(a.chain.segments)) == (
         b.chain.finished,
         b.chain.saved,
@@ -221,12 +224,29 @@ def test_weights_in_flight():
     assert set(versions.tolist()) == {3, 4}
 
 
+def hints(rng):
+    """Of the contexts of a rollout."""
+    number = partial(rng.randrange, 99)
+    contexts = range(rng.randrange(3))
+    return [[Hint(number(), (number(), number()), number(), 99) for _ in range(rng.randrange(3))] for _ in contexts]
+
+
+def transcript(rng):
+    """With every field filled, or left out."""
+    word, flag = partial(rng.choice, ("", "read", "été\n")), partial(rng.choice, (True, False))
+    calls = [Call(word(), word(), word(), flag(), flag(), rng.choice((None, (1, 3)))) for _ in range(rng.randrange(4))]
+    turns = (Turn(rng.choice(ROLES), word()), Turn("assistant", word(), tuple(calls)))
+    todos = [Todo(word(), state) for state in rng.sample(STATES, 2)]
+    return rng.choice((None, Transcript(), Transcript(turns, tuple(todos), 1, rng.randrange(9), rng.randrange(99))))
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 99), st.integers(1, 3))
 def test_records_keep_every_bit(seed, rollouts):
-    player = Player(Sampler(MODELS[0], torch.float64), setup(), 4, rollouts, seed)
+    player, rng = Player(Sampler(MODELS[0], torch.float64), setup(), 4, rollouts, seed), random.Random(seed)
     player.give([seed])
     (played,) = play(player).values()
+    played = [replace(one, hints=hints(rng), transcript=transcript(rng)) for one in played]
     for a, b in zip(played, unpack(pack(played)), strict=True):
         same(a, b)
     assert oldest(unpack(pack(played)), 5) == oldest(played, 5) == 0

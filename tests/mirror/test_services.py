@@ -15,6 +15,8 @@ from kit.settings import RunError
 from ref import weight_sync
 from ref.rollout import Rollout
 from ref.self_summary import Chain, Segment
+from ref.textual_feedback import Hint
+from ref.transcript import Call, Todo, Transcript, Turn
 from scaled.async_rl import services, worker
 from scaled.async_rl.background import BackgroundThread
 from scaled.async_rl.messages import Done
@@ -123,6 +125,32 @@ def test_ages_and_the_oldest_token_by_hand():
     failed = replace(rollout(0.0, segment([-1, 1], [False, True])), failure="the sandbox is gone")
     assert oldest([*played, failed], 7) == 3
     assert services.ages([*played, failed], 7) == {"age": pytest.approx((2 + 4 + 1) / 3), "oldest": 4.0, "tokens": 3.0}
+
+
+def test_a_record_keeps_hints_and_transcripts():
+    """Of some rollouts, where others have none; what an earlier version wrote has neither."""
+    call = Call("write", "m3", "return 1\n", valid=False, ok=False, tests=(1, 3))
+    said = Transcript((Turn("assistant", "done", (call, Call("read"))),), (Todo("look", "open"),), 1, 2, 3)
+    played = [replace(rollout(0.1), hints=[[], [Hint(2, (7, 8), 3, 5)]], transcript=said), rollout(0.2)]
+    for group in (played, played[::-1], played[1:]):
+        assert [(one.hints, one.transcript) for one in unpack(pack(group))] == [
+            ([*one.hints], one.transcript) for one in group
+        ]
+
+
+def test_groups_that_were_recorded_without_transcripts_are_not_watched():
+    """As an earlier version recorded them; a rollout whose environment failed has none either, and is passed on."""
+    played = [replace(rollout(0.1), transcript=Transcript(tokens=n)) for n in range(2)]
+    played += [rollout(0.1), replace(rollout(0.1), failure="the sandbox is gone")]
+    seen = []
+
+    def look(step, numbers, rollouts):
+        seen.append((step, numbers, rollouts))
+        return {"watch_length": 1.0}
+
+    assert services.watch_step(look, 3, range(4, 8), played) == {"watch_length": 1.0}
+    assert seen == [(3, [4, 5, 7], [played[0], played[1], played[3]])]
+    assert services.watch_step(None, 3, range(4, 8), played) == {}
 
 
 def test_a_record_tells_the_end_of_a_context_from_that_of_its_chain():

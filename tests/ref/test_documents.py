@@ -57,8 +57,18 @@ def test_runs_say_what_the_mask_says(seed, rows, length):
 
 @given(seeds, st.integers(1, 2), lengths, st.sampled_from([(2, 2), (4, 1), (6, 3)]))
 def test_values_and_gradients_are_those_of_the_mask(seed, rows, length, heads):
-    doc, (H, G), d = drawn(seed, rows, length), heads, 4
-    where = torch.arange(length) if length % 4 else places(seed, length)
+    check_gradients(
+        seed, drawn(seed, rows, length), torch.arange(length) if length % 4 else places(seed, length), heads
+    )
+
+
+def test_keys_that_both_chunks_see_get_the_gradients_of_both():
+    """A document that is as long as the row."""
+    check_gradients(0, torch.zeros(1, 16, dtype=torch.long), places(0, 16), (4, 2))
+
+
+def check_gradients(seed, doc, where, heads):
+    (rows, length), (H, G), d = doc.shape, heads, 4
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(rows, H, len(where), d, generator=g, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(rows, G, length, d, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
