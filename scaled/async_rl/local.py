@@ -310,8 +310,8 @@ def serve(
     plan: Plan, at: Path | Port, name: str, epoch: int, tell: Callable[[Any], None], ranks: int = 0
 ) -> Failed | None:
     """One service, until it is told to stop, or with an error. `tell` takes what whoever started it should know:
-    Silent, a step and its metrics, or a line of the monitor. ranks: where services meet at a port, that at which the ranks of a trainer meet
-    on the same machine."""
+    Silent, a step and its metrics, or a line of the monitor. ranks: where services meet at a port, that at which the
+    ranks of a trainer meet on the same machine."""
     patience = 6 * plan.timeout
     try:
         if name == "reconciler":
