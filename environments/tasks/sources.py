@@ -1,4 +1,5 @@
-"""Where a package comes from: a folder, an sdist, or NAME==VERSION, whose sdist is fetched from the package index.
+"""Where a package comes from: a folder, an sdist, NAME==VERSION, whose sdist is fetched from the package index, or
+generated:N, a package that is made up.
 Nothing of it is run here.
 
 pip would run the package's own build program to learn its name. An sdist is only unpacked: its name and version stand
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from environments.deadline import fetch_answer
 from environments.sandbox.visible import one_line
+from environments.tasks import generated
 from environments.tasks.package import Package, sanitised
 from kit.disk import atomic_write, parse_json, read_toml
 from kit.settings import RunError
@@ -39,10 +41,13 @@ UNPACK, UNPACKING = Path(__file__).parent / "inside" / "unpack.py", 600.0
 
 
 def package_of(spec: str, cache: Path) -> Package:
-    """The package that a folder, an sdist or NAME==VERSION names; of NAME alone, its newest version in the index.
+    """The package that a folder, an sdist or NAME==VERSION names; of NAME alone, its newest version in the index; of
+    generated:N, one that is made up (`generated.py`).
     `cache`: where sdists are kept. Raises RunError, in one line, where there is none, and ValueError where there is one
     that is no material for tasks."""
     path = Path(spec)
+    if match := generated.SPEC.fullmatch(spec):
+        return generated.generated_package(int(match["number"]), heldout=bool(match["heldout"]))
     if path.is_dir():
         return sanitised(path, *read_identity(path), "folder")
     if path.exists() or spec.endswith((".gz", ".tgz", ".zip", ".whl")):
@@ -52,7 +57,7 @@ def package_of(spec: str, cache: Path) -> Package:
         return _read_sdist(path, match["name"], match["version"])
     spec_match = SPEC.fullmatch(spec)
     if spec_match is None:
-        raise RunError(f"{spec!r} names no package: expected a folder, an sdist, or NAME==VERSION")
+        raise RunError(f"{spec!r} names no package: expected a folder, an sdist, NAME==VERSION, or generated:N")
     path, version = fetch(spec_match["name"], spec_match["version"], cache)
     return _read_sdist(path, spec_match["name"], version)
 

@@ -34,7 +34,10 @@ CORPUS = typer.Option(help="Folder of pages for the tool web_search.", show_defa
 @tasks_app.command("make")
 def tasks_make(
     packages: Annotated[
-        list[str], typer.Argument(help="Folder, sdist, or NAME==VERSION to download from the package index.")
+        list[str],
+        typer.Argument(
+            help="Folder, sdist, NAME==VERSION to download from the package index, or generated:N, a made-up package."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the recipes, NAME-VERSION.json.")] = Path("tasks"),
     jobs: Annotated[int | None, JOBS] = None,
