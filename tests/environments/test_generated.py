@@ -31,7 +31,7 @@ def meaning(node):
 @settings(max_examples=30)
 @given(st.integers(0, 10**9 - 1), st.booleans())
 def test_its_tests_pass_and_see_what_they_test(number, heldout):
-    """Each function has its tests, most of which no constant passes."""
+    """Each function has its tests, of which no constant passes more than half."""
     package = generated_package(number, heldout)
     assert package == generated_package(number, heldout)
     assert len(package.files) == len(package.tests) == 3 and len({*map(meaning_of, functions(package))}) == 6
