@@ -8,6 +8,7 @@ stored, so there is a tree for each: whoever goes on with an interrupted episode
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +36,9 @@ MAX_LINE_PAIRS = 4_000_000
 """Pairs of lines that are compared for a diff, at most: whoever works in the tree chooses their number."""
 CALLS = 32
 """Calls of a reply that are made."""
+SRC_ON_PATH = "export PYTHONPATH=/work/src; "
+"""Stands before commands where the package lies in src/, as if it were installed for development: its tests import it
+by its name."""
 CACHES = {"__pycache__", ".pytest_cache"}
 INVALID_CALL = "broken"
 """What is said of an answer to a call that was none."""
@@ -88,6 +92,7 @@ class Workspace:
         self.job, self.fork, self.store, self.call_seconds = job, fork, store, call_seconds
         self.tools = {tool.name: tool for tool in select_tools(job.tools)}
         self.tree = job.tree if tree is None else tree
+        self.has_src_layout = any(re.fullmatch(r"src/.*\.py", name) for name in job.given_files)
         self.over = ""
         """Why the episode is over, if it is."""
         self.index, self.corpus = None, None
@@ -128,6 +133,8 @@ class Workspace:
             if tool is None:
                 raise BadCall(f"there is no tool {call.name[:100]!r}; there are {', '.join(self.tools)}")
             args = tool.parse_arguments(call.arguments, self.job.strict)
+            if tool.name == "shell" and self.has_src_layout:
+                args["command"] = SRC_ON_PATH + args["command"]
             observation = self._call_own_tool(tool, args) or self.open().call(
                 tool.name, args, min(self.call_seconds, left)
             )

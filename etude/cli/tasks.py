@@ -166,6 +166,26 @@ def tasks_levels(
     importlib.import_module("etude.tasks.build").show_levels(recipes, number, level)
 
 
+@tasks_app.command("demonstrate")
+def tasks_demonstrate(
+    recipes: Annotated[list[Path] | None, typer.Argument(help="Folders or files of recipes.")] = None,
+    out: Annotated[Path, typer.Option(help="JSONL file for the conversations; continued if it exists.")] = Path(
+        "runs/demonstrations.jsonl"
+    ),
+    styles: Annotated[str, typer.Option(help="Styles of the episodes, with commas.")] = "direct,tests-first,repair",
+    prompt: Annotated[Literal["specified", "terse"], PROMPT] = "specified",
+    jobs: Annotated[int | None, JOBS] = None,
+    seconds: Annotated[float, RUN_SECONDS] = 60.0,
+    sandbox: Annotated[str, SANDBOX] = "bubblewrap",
+) -> None:
+    """Write scripted episodes on tasks as conversations for SFT.
+
+    Some make a mistake and mend it when a test fails; the mistake is not learned."""
+    importlib.import_module("etude.tasks.demonstrations").write_demonstrations(
+        recipes or [Path("tasks")], out, styles.split(","), prompt, jobs or process.cores(), seconds, sandbox
+    )
+
+
 @tasks_app.command("try")
 def tasks_try(
     task: Annotated[str, TASK],

@@ -36,7 +36,18 @@ from etude.tasks.build import GRADING, made_of, recipe_of, recipes, unused_of
 from kit.disk import parse_json
 from kit.settings import Interrupted, RunError
 
-__all__ = ["FOLDERS", "WORKING", "graded", "job_of", "show", "task_of", "print_line", "transcript_of", "try_task"]
+__all__ = [
+    "FOLDERS",
+    "WORKING",
+    "graded",
+    "job_of",
+    "show",
+    "task_of",
+    "tasks_of",
+    "print_line",
+    "transcript_of",
+    "try_task",
+]
 
 WORKING = Limits(output=8 << 10)
 """Limits of an agent's sandbox. The output is short, because a model reads it."""
@@ -68,14 +79,22 @@ def find_recipe(name: str, folders: Sequence[Path]) -> tuple[Path, dict]:
 def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind: Kind) -> tuple[Task, Package]:
     """The task and its package; made again where it is not kept from before. Raises RunError."""
     path, recipe = find_recipe(name, folders)
-    package_info, name = recipe["package"], recipe["task"]
+    name = recipe["task"]
+    package, tasks = tasks_of(path, {**recipe, "tasks": [{"id": name}]}, jobs, seconds, kind)
+    return tasks[name], package
+
+
+def tasks_of(path: Path, recipe: dict, jobs: int, seconds: float, kind: Kind) -> tuple[Package, dict[str, Task]]:
+    """A recipe's package, and its tasks by their ids; made again where one is not kept from before. Raises RunError."""
+    package_info, names = recipe["package"], [row["id"] for row in recipe["tasks"]]
     package = package_of(package_info["spec"], cache_folder() / "sdists")
     left_out = set(package_info.get("left out", ()))
     package = Package(
         **{**vars(package), "tests": {file: data for file, data in package.tests.items() if file not in left_out}}
     )
     cache = cache_folder() / "tasks"
-    if (task := load_task(cache, name, package)) is None:
+    tasks = {name: load_task(cache, name, package) for name in names}
+    if None in tasks.values():
         print(f"{path}: making its tasks again, once; they are stored for later", flush=True)
         try:
             package, _, build, _ = made_of(package, jobs, seconds, kind, unused_of(recipe), recipe.get("join", 1))
@@ -83,9 +102,11 @@ def task_of(name: str, folders: Sequence[Path], jobs: int, seconds: float, kind:
             raise RunError(str(error)) from None
         for built_task in build.tasks:
             save_task(cache, built_task, package)
-        if (task := load_task(cache, name, package)) is None:
+        tasks = {name: load_task(cache, name, package) for name in names}
+    for name, task in tasks.items():
+        if task is None:
             raise RunError(f"{name} can no longer be made: `etude tasks check {path}` shows what differs")
-    return task, package
+    return package, {name: task for name, task in tasks.items() if task is not None}
 
 
 def policy_of(

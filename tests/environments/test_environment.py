@@ -21,9 +21,10 @@ from environments.grading.guarded import Exam, grade
 from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges
 from environments.harness.environment import HarnessEnvironment, HarnessTask
+from environments.harness.scripted import call
 from environments.harness.task_set import HarnessTasks, Levels, spans_of
 from environments.harness.tools import openai, select_tools
-from environments.harness.workspace import Job
+from environments.harness.workspace import Job, Workspace
 from environments.sandbox.interface import Limits as Bounds
 from environments.sandbox.open import open_sandbox
 from environments.tasks.levels import Schedule
@@ -123,6 +124,26 @@ def task_of(name, store, folder):
     end = ToolCall("finish", {"message": "It is there again."})
     oracle = [Message("assistant", None, tool_calls=calls) for calls in ((look, run), (mend,), (run,), (end,))]
     return HarnessTask(job, exam, frozenset(names_of("tests/test_shown.py", shown))), oracle, [oracle[0], oracle[-1]]
+
+
+def test_a_package_in_src_is_imported_as_if_it_were_installed(engine, shared_store, tmp_path):
+    """Its tests name it, whatever folder they run in; a package at the top needs nothing."""
+    files = {
+        "src/pkg/__init__.py": b"ONE = 1\n",
+        "tests/test_pkg.py": b"from pkg import ONE\n\ndef test_one():\n    assert ONE == 1\n",
+    }
+    write(files, tmp_path / "tree")
+    job = Job("src", "", shared_store.add_folder(tmp_path / "tree"), files)
+    workspace = Workspace(job, partial(open_sandbox, store=shared_store), shared_store)
+    for number, args in enumerate(
+        (
+            {"command": "python3 -m pytest -q tests"},
+            {"command": "python3 -c 'import pkg; print(pkg.ONE)'", "cwd": "tests"},
+        )
+    ):
+        answer = workspace.call(call("shell", **args), number, 60.0)
+        assert answer.ok and ("1 passed" in answer.text or answer.text == "1"), answer.text
+    workspace.end()
 
 
 TOLD = deque()

@@ -169,7 +169,7 @@ def test_the_honest_solution_is_paid(fresh, leave, shared_store):
     calls = [
         Call("read", {"path": "words/nouns.py"}),
         Call("write", {"path": "words/nouns.py", "text": HONEST["words/nouns.py"]}),
-        Call("shell", {"command": "PYTHONPATH=. python3 -m pytest -q tests"}),
+        Call("shell", {"command": "PYTHONDONTWRITEBYTECODE= PYTHONPATH=. python3 -m pytest -q tests"}),
     ]
     with fresh(leave({})) as sandbox:
         assert all(sandbox.call(call.tool, call.args).ok for call in calls)

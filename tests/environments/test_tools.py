@@ -351,6 +351,13 @@ def test_an_expression_that_never_ends_is_ended(sandbox):
     assert sandbox.call("delete", {"path": "slow"}).ok
 
 
+def test_a_module_that_is_edited_twice_within_a_second_is_not_taken_for_the_first(sandbox):
+    """Both versions have one size: what was compiled would count as up to date."""
+    for number in range(4):
+        assert sandbox.call("write", {"path": "a.py", "text": f"print({number})\n"}).ok
+        assert sandbox.call("shell", {"command": "python3 -c 'import a'"}).text == f"{number}\n"
+
+
 def test_a_shell_says_how_its_command_ended(sandbox):
     heard = sandbox.call("shell", {"command": "echo out; echo err >&2; pwd; exit 3", "cwd": "pkg"})
     assert (heard.text, heard.exit, heard.ok, heard.end_reason) == ("out\nerr\n/work/pkg\n", 3, False, None)
@@ -360,4 +367,16 @@ def test_a_shell_says_how_its_command_ended(sandbox):
     assert not sandbox.call("shell", {"command": "x" * 200_000}).ok
     assert sandbox.call("shell", {"command": "yes | head -1"}).ok
     environment = dict(line.split("=", 1) for line in sandbox.call("shell", {"command": "env"}).text.splitlines())
-    assert set(environment) <= {"PATH", "HOME", "TMPDIR", "LANG", "TERM", "USER", "SHELL", "PWD", "SHLVL", "_"}
+    assert set(environment) <= {
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "TERM",
+        "USER",
+        "SHELL",
+        "PYTHONDONTWRITEBYTECODE",
+        "PWD",
+        "SHLVL",
+        "_",
+    }

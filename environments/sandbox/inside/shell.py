@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "TERM": "dumb",
     "USER": "agent",
     "SHELL": "/bin/sh",
+    # A file that is edited twice within a second, and keeps its size, would be taken for the one that was compiled.
+    "PYTHONDONTWRITEBYTECODE": "1",
 }
 DEFAULTS = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM, signal.SIGTERM)
 TICK = 0.05
