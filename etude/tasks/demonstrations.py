@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from environments.grading.guarded import Exam
-from environments.harness.demonstrations import STYLES, TOOLS_SHOWN, Style, conversation, demonstrate
+from environments.harness.demonstrations import STYLES, TOOLS_SHOWN, Demonstration, Style, conversation, demonstrate
 from environments.harness.episode import Episode
 from environments.harness.record import Record
 from environments.harness.scripted import Script
@@ -20,31 +21,36 @@ from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of
 from environments.tasks.make import Task
-from environments.tasks.package import Package
 from etude.console.progress_line import Line
 from etude.tasks.build import recipe_of, recipes
 from etude.tasks.episodes import WORKING, store_files, tasks_of
-from kit.disk import Journal, read_lines
+from kit.disk import Journal, parse_json, read_lines
 from kit.settings import RunError
 
-__all__ = ["play", "write_demonstrations"]
+__all__ = ["Planned", "open_journal", "play", "write_demonstrations"]
 
 
-def play(task: Task, exam: Exam, style: Style, prompt: str, kind: Kind) -> dict | None:
-    """The conversation of a demonstration; None where the script of this style does not apply to the task, or does not
-    solve it. `prompt`: "specified" or "terse"."""
-    demonstration = demonstrate(task.id, style, exam.given_tree, exam.gold_tree, task.visible)
+class Planned(NamedTuple):
+    """An episode to be played."""
+
+    task: Task
+    style: Style
+    exam: Exam
+    demonstration: Demonstration | None
+
+
+def play(prompt: str, kind: Kind, planned: Planned) -> dict | None:
+    """The conversation of a demonstration; None where there is none, or it does not solve the task. `prompt`:
+    "specified" or "terse"."""
+    task, style, exam, demonstration = planned
     if demonstration is None:
         return None
     words = task.specified if prompt == "specified" else task.terse
     job = Job(task.id, words, store_files(exam.given_tree), exam.given_tree, None, TOOLS_SHOWN, policy_name=style)
-    store = own_store(cache_folder() / "store")
+    store, fork = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=WORKING)
     with tempfile.TemporaryDirectory(prefix="etude-demonstration-") as folder:
         with Record(Path(folder) / "episode.jsonl") as record:
-            script = Script(demonstration.replies)
-            tree = store.tree(
-                Episode(job, script, record, partial(open_sandbox, kind=kind, limits=WORKING), store).play()
-            )
+            tree = store.tree(Episode(job, Script(demonstration.replies), record, fork, store).play())
             is_gold = all(
                 (tree / name).is_file() and (tree / name).read_bytes() == exam.gold_tree[name]
                 for name in exam.editable.names
@@ -77,20 +83,20 @@ def write_demonstrations(
     counts, progress = Counter[str](line["style"] for line in lines), Line("demonstrations", "episodes", total)
     progress(0)
     out.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(out)
+    journal = open_journal(out)
     missing = 0
     with ThreadPoolExecutor(jobs) as pool:
         for path, recipe in rows:
             package, tasks = tasks_of(path, recipe, jobs, seconds, kind)
-            pairs = [
-                (task, style)
-                for task in tasks.values()
+            exams = {name: exam_of(task, package) for name, task in tasks.items()}
+            plan = [  # here, since Python's parser fails now and then in threads
+                Planned(task, style, exam, demonstrate(name, style, exam.given_tree, exam.gold_tree, task.visible))
+                for (name, task), exam in zip(tasks.items(), exams.values(), strict=True)
                 for style in STYLES
-                if style in styles and (task.id, style) not in done
+                if style in styles and (name, style) not in done
             ]
-            progress(len(styles) * len(tasks) - len(pairs))
-            rows_played = pool.map(partial(_play_pair, package, prompt, kind), pairs)
-            for (task, style), row in zip(pairs, rows_played, strict=True):
+            progress(len(styles) * len(tasks) - len(plan))
+            for (task, style, *_), row in zip(plan, pool.map(partial(play, prompt, kind), plan), strict=True):
                 progress(1)
                 if row is None:
                     missing += 1
@@ -99,12 +105,18 @@ def write_demonstrations(
                 counts[style] += 1
     progress.end()
     parts = ", ".join(f"{counts[style]} {style}" for style in styles)
-    note = f"; {missing} have none: no mistake that a test notices, or a file that the script cannot edit" * bool(
-        missing
-    )
+    note = f"; {missing} have none: no test notices a mistake, or tests do not pass in the sandbox" if missing else ""
     print(f"{out}: {sum(counts.values())} conversations ({parts}){note}", flush=True)
 
 
-def _play_pair(package: Package, prompt: str, kind: Kind, pair: tuple[Task, Style]) -> dict | None:
-    task, style = pair
-    return play(task, exam_of(task, package), style, prompt, kind)
+def open_journal(path: Path) -> Journal:
+    """The file, to be continued: a last line that a kill cut off is taken away."""
+    content = path.read_bytes() if path.exists() else b""
+    end = content.rfind(b"\n") + 1
+    try:
+        parse_json(content[end:])
+    except ValueError:
+        return Journal(path, keep=end)
+    journal = Journal(path)  # a whole line, without its end
+    journal.append(b"\n")
+    return journal

@@ -8,11 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.harness.demonstrations import STYLES, apply, conversation, demonstrate, find_edits
+from etude.tasks.demonstrations import open_journal
 from kit.disk import read_lines
 from ref import sft
 from tests.chats import QWEN25, bytes_tokenizer, template
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "    d\n"]), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("content, left", [("", ""), ('{"a": 1}\n{"b"', '{"a": 1}\n'), ('{"a": 1}', '{"a": 1}\n')])
+def test_a_file_is_continued_behind_its_last_whole_line(tmp_path, content, left):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    open_journal(path).append(b"{}\n")
+    assert path.read_text() == left + "{}\n"
 
 
 @given(LINES, LINES)
@@ -73,8 +82,10 @@ def test_sft_learns_all_but_the_mistakes(tmp_path, ask):
     assert code == 0, error
     first = read_lines(out)
     assert first and {row["style"] for row in first} == {"repair"}
+    with open(out, "a") as file:
+        file.write('{"task": "a kill has cut th')
     code, said, error = ask("tasks", "demonstrate", tasks, "--out", out)
-    rows = read_lines(out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
     count = Counter(row["style"] for row in rows)
     assert code == 0 and rows[: len(first)] == first and f"{len(rows)} conversations" in said, error
     assert count["direct"] == count["tests-first"] > count["repair"] == len(first) and set(count) == set(STYLES)
