@@ -8,7 +8,8 @@
 
 The episodes are played in the harness, so what tools answer there is what they answer a model. The mistake of `repair`
 is one token of the original code (`MISTAKES`); its turn has weight 0, so it is read and not learned. An episode counts
-if it leaves the original code, and if in `repair` a test has noticed the mistake.
+if it leaves the original code, and if the tests failed and passed when they should: a task whose failing tests the
+agent cannot run, since their functions have held-out cases, has no demonstration.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Demonstration:
     """A script, and the turn of its replies that is not learned, if there is one."""
 
     replies: tuple[Reply, ...]
+    test_runs: tuple[bool, ...]
+    """Whether the tests pass, each time they are run."""
     mistaken_reply: int | None = None
 
 
@@ -109,7 +112,7 @@ def demonstrate(
     task: str, style: Style, given_files: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]
 ) -> Demonstration | None:
     """The script of a style; its words are drawn by the name of the task. None where nothing in the code can be
-    mistaken so, and for files that are not in UTF-8 or are gone."""
+    mistaken so, where no test can be run that fails, and for files that are not in UTF-8 or are gone."""
     rng = random.Random(f"{task} {style}")
     paths = sorted(name for name in gold if given_files.get(name) != gold[name])
     try:
@@ -117,8 +120,11 @@ def demonstrate(
     except (KeyError, UnicodeDecodeError):
         return None
     edits = [edit for path in paths for edit in find_edits(path, *texts[path])]
-    defined = [test for test in visible if _is_defined(test, given_files)]
-    names = defined if 0 < len(defined) <= NAMED else sorted({test.partition("::")[0] for test in defined or visible})
+    names = [test for test in visible if _is_defined(test, given_files)]
+    if not names:
+        return None
+    if len(names) > NAMED:
+        names = sorted({test.partition("::")[0] for test in names})
     tests = call("shell", command="python3 -m pytest -q " + " ".join(map(shlex.quote, names)))
     places = [look for path in paths for look in _looks(path, *texts[path])]
     files = ", ".join(paths)
@@ -129,7 +135,8 @@ def demonstrate(
     begin = [*begin, look] if style == "tests-first" else [look]
     write = rng.choice(("I write what is missing and run the tests.", "This is what the description asks for."))
     if style != "repair":
-        return Demonstration((*begin, Reply(write, (*map(_call, edits), tests)), finish))
+        runs = (False, True) if style == "tests-first" else (True,)
+        return Demonstration((*begin, Reply(write, (*map(_call, edits), tests)), finish), runs)
     candidates = [
         (number, new, says) for number, edit in enumerate(edits) for new, says in _mistakes(edit, *texts[edit.path])
     ]
@@ -149,6 +156,7 @@ def demonstrate(
             Reply(f"A test fails: {says}.", (*map(_call, repairs), tests)),
             finish,
         ),
+        test_runs=(False, True),
         mistaken_reply=len(begin),
     )
 
@@ -206,15 +214,15 @@ def _compiles(source: str) -> bool:
 
 def conversation(lines: Sequence[dict], demonstration: Demonstration) -> dict | None:
     """The transcript of a demonstration as a line of JSONL for SFT: messages and tools as OpenAI's. None if it ended
-    otherwise than by `finish`, if a call was broken or an edit failed, or if no test has noticed the mistake."""
+    otherwise than by `finish`, if a call was broken or an edit failed, if tests passed or failed against the plan, and
+    if the harness has said something between, or had a summary written."""
     answers = [line for line in lines if line["kind"] == "answer"]
-    last_answers = {
+    outcomes = {
         name: [answer["ok"] for answer in answers if answer["tool"] == name] for name in ("edit", "shell", "finish")
     }
-    mistake_seen = demonstration.mistaken_reply is None or last_answers["shell"][-2:] == [False, True]
-    if not (all(last_answers["edit"]) and last_answers["shell"][-1:] == [True] and last_answers["finish"] == [True]):
+    if not all(outcomes["edit"]) or outcomes["finish"] != [True] or outcomes["shell"] != [*demonstration.test_runs]:
         return None
-    if not mistake_seen or any(answer.get("broken") for answer in answers):
+    if any(line["kind"] in ("summary", "nudge") or line.get("broken") for line in lines):
         return None
     messages, replies = [], 0
     for message in context([*lines]):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from environments.grading.rewards import conformance
@@ -92,7 +93,7 @@ class Workspace:
         self.job, self.fork, self.store, self.call_seconds = job, fork, store, call_seconds
         self.tools = {tool.name: tool for tool in select_tools(job.tools)}
         self.tree = job.tree if tree is None else tree
-        self.has_src_layout = any(re.fullmatch(r"src/.*\.py", name) for name in job.given_files)
+        self.has_src_layout = has_src_layout(job.given_files)
         self.over = ""
         """Why the episode is over, if it is."""
         self.index, self.corpus = None, None
@@ -202,6 +203,12 @@ class Workspace:
         given_files = {name: self.job.given_files[name]} if name in self.job.given_files else {}
         report = conformance(given_files, {name: self.store.content(entry)})
         return Observation("\n".join(report.problems) or f"nothing in {report.lines} new lines", True)
+
+
+def has_src_layout(files: Iterable[str]) -> bool:
+    """Whether modules lie in the folder src/, which is none itself, and none has the name of one of Python's own."""
+    names = {match[1] for name in files if (match := re.fullmatch(r"src/(\w+)(?:/__init__)?\.py", name))}
+    return bool(names) and "__init__" not in names and not names & sys.stdlib_module_names
 
 
 def difference(store: Store, before: str, after: str) -> str:

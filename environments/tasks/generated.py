@@ -5,8 +5,9 @@ material for the easiest tasks, for models that cannot solve those of real packa
 
 A function composes three steps over a list of numbers or of words: it keeps some (`Kind.filters`), changes each
 (`maps`), and makes one value of all (`reductions`). A quarter of the compositions, by a hash, is held out: it occurs in
-the packages `generated:heldout:N` and in no other. Constants, names, and the way to write a function (an expression or
-a loop) are drawn by the package's number, so the same number gives the same files everywhere.
+the packages `generated:heldout:N` and in no other. Nor do others have a composition that does the same in other words,
+judged by what both make of `PROBES` lists with any constants. Constants, names, and the way to write a function (an
+expression or a loop) are drawn by the package's number, so the same number gives the same files everywhere.
 
     "Return the sum of the squares of the even numbers in values."
      reduction      map            filter
@@ -21,16 +22,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from environments.tasks.package import Package
 
-__all__ = ["SPEC", "compositions", "generated_package", "is_heldout"]
+__all__ = ["SPEC", "compositions", "generated_package", "split"]
 
 SPEC = re.compile(r"generated:(?P<heldout>heldout:)?(?P<number>0|[1-9]\d{0,8})", re.ASCII)
 """How a package is asked for."""
-MODULES, FUNCTIONS, TESTS = 3, 2, 8
-"""Modules of a package, functions of a module, and tests of a function."""
+MODULES, FUNCTIONS, TESTS, PROBES = 3, 2, 8, 60
+"""Modules of a package, functions of a module, tests of a function, and lists on which compositions are compared."""
 
 
 @dataclass(frozen=True)
@@ -148,16 +150,43 @@ def compositions() -> list[Composition]:
     ]
 
 
-def is_heldout(composition: Composition) -> bool:
-    """Whether only held-out packages have it."""
-    return hashlib.sha256("\0".join(composition).encode()).digest()[0] < 64
+@cache
+def split() -> tuple[tuple[Composition, ...], tuple[Composition, ...]]:
+    """Compositions of packages to train on, and those that are held out."""
+    heldout = [composition for composition in compositions() if _hash(composition) < 64]
+    known_results = set().union(*map(_results, heldout))
+    training = [composition for composition in compositions() if _hash(composition) >= 64]
+    return tuple(c for c in training if not known_results & _results(c)), tuple(heldout)
+
+
+def _hash(composition: Composition) -> int:
+    return hashlib.sha256("\0".join(composition).encode()).digest()[0]
+
+
+def _results(composition: Composition) -> set[str]:
+    """What the functions of a composition make of the same lists, for each constant."""
+    kind_name, filter_words, map_words, reduction_words = composition
+    kind, rng, results = KINDS[kind_name], random.Random(kind_name), set()
+    inputs = [[kind.draw_item(rng) for _ in range(rng.randint(0, 7))] for _ in range(PROBES)]
+    for constant in kind.constants if "{k}" in filter_words else (0,):
+        condition = kind.filters[filter_words].format(k=constant)
+        body = write_body(REDUCTIONS[reduction_words], kind.maps[map_words], condition, "xs", is_loop=False)
+        function = _compile(f"def f(xs):\n{body}", "f")
+        results.add(repr([function(list(values)) for values in inputs]))
+    return results
+
+
+def _compile(code: str, name: str) -> Callable[[list], Any]:
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)  # it is ours: no text of anybody else goes into it
+    return namespace[name]
 
 
 def generated_package(number: int, heldout: bool = False) -> Package:
     """The package of a number."""
     version = f"heldout.{number}" if heldout else str(number)
     rng = random.Random(f"etude generated {version}")
-    candidates = [composition for composition in compositions() if is_heldout(composition) == heldout]
+    candidates = list(split()[heldout])
     names = [f"{verb}_{noun}" for verb, noun in itertools.product(VERBS, OBJECTS)]
     rng.shuffle(candidates)
     rng.shuffle(names)
@@ -186,10 +215,9 @@ def write_function(rng: random.Random, composition: Composition, name: str) -> t
         body = write_body(reduction, kind.maps[map_words], condition, argument, is_loop=rng.random() < 0.5)
         body = re.sub(r"\bx\b", "number" if kind is NUMBERS else "word", body)
         code = f'def {name}({argument}):\n    """Return {reduction_words.format(subject)}."""\n{body}'
-        namespace: dict[str, Any] = {}
-        exec(code, namespace)  # it is ours: no text of anybody else goes into it
+        function = _compile(code, name)
         inputs = [[kind.draw_item(rng) for _ in range(rng.randint(0, 7))] for _ in range(TESTS)]
-        results = [namespace[name](list(values)) for values in inputs]
+        results = [function(list(values)) for values in inputs]
         counts = Counter(map(repr, results))
         if len(counts) > 2 and max(counts.values()) <= TESTS // 2:
             break

@@ -52,7 +52,7 @@ class Package:
     licence: str
     """By its SPDX name, or "unknown"."""
     origin: str
-    """Where it was taken from: "sdist", "installed" or "folder", and what identifies it there."""
+    """Where it was taken from: "sdist", "installed", "folder" or "generated", and what identifies it there."""
 
     @property
     def digest(self) -> str:

@@ -22,12 +22,12 @@ from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of
 from environments.tasks.make import Task
 from etude.console.progress_line import Line
-from etude.tasks.build import recipe_of, recipes
+from etude.tasks.build import list_recipes, recipe_of
 from etude.tasks.episodes import WORKING, store_files, tasks_of
-from kit.disk import Journal, parse_json, read_lines
+from kit.disk import Journal, read_lines
 from kit.settings import RunError
 
-__all__ = ["Planned", "open_journal", "play", "write_demonstrations"]
+__all__ = ["Planned", "play", "read_demonstrations", "write_demonstrations"]
 
 
 class Planned(NamedTuple):
@@ -68,23 +68,17 @@ def write_demonstrations(
     kind: Kind = "bubblewrap",
 ) -> None:
     """Writes a line to `out` for each task of recipes and each style; what is there already is not played again. Raises
-    RunError where no recipe is found, for an unknown style, and where `out` is another file."""
+    RunError where no recipe is found, for an unknown style, and where `out` is another file, or has another prompt."""
     if unknown := [style for style in styles if style not in STYLES]:
         raise RunError(f"there is no style {unknown[0]!r}; there are {', '.join(STYLES)}")
     styles = list(dict.fromkeys(styles))
-    rows = [(path, recipe_of(path)) for folder in paths for path in recipes(folder)]
-    if out.suffix != ".jsonl":
-        raise RunError(f"{out} must be a file of JSON lines, NAME.jsonl")
-    lines = read_lines(out) if out.exists() else []
-    if not all(isinstance(line.get("task"), str) and line.get("style") and "messages" in line for line in lines):
-        raise RunError(f"{out} is no file of demonstrations; choose another one with --out")
-    done = {(line["task"], line["style"]) for line in lines}
+    rows = [(path, recipe_of(path)) for path in dict.fromkeys(list_recipes(paths))]
+    done, length = read_demonstrations(out, prompt)
     total = len(styles) * sum(len(recipe["tasks"]) for _, recipe in rows)
-    counts, progress = Counter[str](line["style"] for line in lines), Line("demonstrations", "episodes", total)
-    progress(0)
+    counts, progress = Counter[str](style for _, style in done), Line("demonstrations", "episodes", total)
     out.parent.mkdir(parents=True, exist_ok=True)
-    journal = open_journal(out)
-    missing = 0
+    journal = Journal(out, keep=length)
+    missing, before = 0, len(done)
     with ThreadPoolExecutor(jobs) as pool:
         for path, recipe in rows:
             package, tasks = tasks_of(path, recipe, jobs, seconds, kind)
@@ -101,22 +95,32 @@ def write_demonstrations(
                 if row is None:
                     missing += 1
                     continue
-                journal.append(json.dumps({"task": task.id, "style": style, **row}).encode() + b"\n")
+                about = {"task": task.id, "style": style, "prompt": prompt}
+                journal.append(json.dumps({**about, **row}).encode() + b"\n")
                 counts[style] += 1
     progress.end()
-    parts = ", ".join(f"{counts[style]} {style}" for style in styles)
+    parts = ", ".join(f"{counts[style]} {style}" for style in STYLES if counts[style])
+    parts += f"; {before} of them from before" if before else ""
     note = f"; {missing} have none: no test notices a mistake, or tests do not pass in the sandbox" if missing else ""
     print(f"{out}: {sum(counts.values())} conversations ({parts}){note}", flush=True)
 
 
-def open_journal(path: Path) -> Journal:
-    """The file, to be continued: a last line that a kill cut off is taken away."""
+def read_demonstrations(path: Path, prompt: str) -> tuple[set[tuple[str, str]], int]:
+    """The tasks and styles in a file, and the bytes of its whole lines; the rest is what a kill cut off. Raises
+    RunError for a file with anything else in it, and for one with another prompt."""
+    if path.suffix != ".jsonl" or path.is_dir():
+        raise RunError(f"{path} must be a file of JSON lines, NAME.jsonl")
     content = path.read_bytes() if path.exists() else b""
-    end = content.rfind(b"\n") + 1
-    try:
-        parse_json(content[end:])
-    except ValueError:
-        return Journal(path, keep=end)
-    journal = Journal(path)  # a whole line, without its end
-    journal.append(b"\n")
-    return journal
+    rows, num_lines, done = read_lines(path), content.count(b"\n"), set[tuple[str, str]]()
+    if len(rows) < num_lines or content and not num_lines:
+        raise RunError(f"{path} is no file of demonstrations; choose another one with --out")
+    for row in rows[:num_lines]:
+        task, style = row.get("task"), row.get("style")
+        if not isinstance(task, str) or not isinstance(style, str) or not isinstance(row.get("messages"), list):
+            raise RunError(f"{path} is no file of demonstrations; choose another one with --out")
+        if row.get("prompt") != prompt:
+            raise RunError(
+                f"{path} has demonstrations with --prompt {row.get('prompt')}; choose another file with --out"
+            )
+        done.add((task, style))
+    return done, content.rfind(b"\n") + 1

@@ -34,7 +34,7 @@ from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
-from ref.rl import RewardCoefficients, Settings
+from ref.rl import MonitorSettings, RewardCoefficients, Settings
 from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
@@ -191,6 +191,8 @@ class Small:
     RunError on a machine that does not see the checkpoint."""
 
     c: Async
+    is_watched: bool = False
+    """Whether a monitor reads the rollouts (`Plan.watch`)."""
 
     def sampler(self) -> Sampler:
         keep_freed_memory()
@@ -198,7 +200,9 @@ class Small:
 
     def setup(self) -> Setup:
         tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
-        return Setup(tasks, tasks.language, tasks.limits, self.c.rl)
+        # Without a monitor nothing needs transcripts.
+        settings = self.c.rl if self.is_watched else replace(self.c.rl, monitor=MonitorSettings(on=False))
+        return Setup(tasks, tasks.language, tasks.limits, settings)
 
     def learner(self) -> Trained:
         keep_freed_memory()
@@ -262,7 +266,8 @@ def run(run: Run, config: Async) -> dict:
         plan = Plan(
             folder,
             c.rules,
-            Small(replace(c, checkpoint=str(Path(c.checkpoint).resolve()))),  # processes may start in another folder
+            # Processes may start in another folder.
+            Small(replace(c, checkpoint=str(Path(c.checkpoint).resolve())), is_watched=c.rl.monitor.on),
             c.workers,
             c.slots,
             c.rl.rollouts,

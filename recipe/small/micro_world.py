@@ -74,8 +74,8 @@ class CheckpointTasks(MicroTasks):
             )
         if c.rl.feedback.weight and self.recipe.rl.feedback.source == "shuffled":
             raise RunError(
-                "rl.feedback.source=shuffled exchanges hints between all rollouts of a step, and a "
-                "rank sees its own; use --scale small"
+                "rl.feedback.source=shuffled exchanges hints between all rollouts of a step, which no rank and no "
+                "worker sees; use etude run recipe --scale small"
             )
         prompt = len(language.encode_opening(MicroRepo(self.open_session(self.task("rl", 0), 1)).reset()))
         if prompt + 1 >= chaining.limit:

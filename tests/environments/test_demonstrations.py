@@ -8,20 +8,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.harness.demonstrations import STYLES, apply, conversation, demonstrate, find_edits
-from etude.tasks.demonstrations import open_journal
+from etude.tasks.demonstrations import read_demonstrations
 from kit.disk import read_lines
+from kit.settings import RunError
 from ref import sft
 from tests.chats import QWEN25, bytes_tokenizer, template
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "    d\n"]), max_size=12).map("".join)
 
 
-@pytest.mark.parametrize("content, left", [("", ""), ('{"a": 1}\n{"b"', '{"a": 1}\n'), ('{"a": 1}', '{"a": 1}\n')])
-def test_a_file_is_continued_behind_its_last_whole_line(tmp_path, content, left):
+ROW = json.dumps({"task": "t", "style": "direct", "prompt": "terse", "messages": []})
+
+
+def test_a_file_is_continued_behind_its_last_whole_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    assert read_demonstrations(path, "terse") == (set(), 0)
+    path.write_text(f'{ROW}\n{{"task": "a kill has cut th')
+    assert read_demonstrations(path, "terse") == ({("t", "direct")}, len(ROW) + 1)
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ("line one\nkeep me", "is no file of demonstrations"),
+        ("keep me", "is no file of demonstrations"),
+        ("[1, 2]\n", "is no file of demonstrations"),
+        (f"\n{ROW}\n", "is no file of demonstrations"),
+        (ROW.replace('"direct"', '["direct"]') + "\n", "is no file of demonstrations"),
+        (f"{ROW}\n", "has demonstrations with --prompt terse"),
+    ],
+)
+def test_another_file_is_left_alone(tmp_path, content, says):
     path = tmp_path / "a.jsonl"
     path.write_text(content)
-    open_journal(path).append(b"{}\n")
-    assert path.read_text() == left + "{}\n"
+    with pytest.raises(RunError, match=says):
+        read_demonstrations(path, "specified")
+    assert path.read_text() == content
 
 
 @given(LINES, LINES)
@@ -33,7 +55,13 @@ def test_edits_lead_to_the_original(given_text, gold):
 
 HOLE = "def above(xs):\n    raise NotImplementedError\n\n\ndef below(xs):\n    return [x for x in xs if x < 3]\n"
 GOLD = HOLE.replace("    raise NotImplementedError\n", "    return [x for x in xs if x > 3]\n")
-TASK = ("t", {"m.py": HOLE.encode()}, {"m.py": GOLD.encode()}, ("test_m.py::test_above",))
+TESTS = b"def test_above():\n    assert above([4])\n"
+TASK = (
+    "t",
+    {"m.py": HOLE.encode(), "test_m.py": TESTS},
+    {"m.py": GOLD.encode(), "test_m.py": TESTS},
+    ("test_m.py::test_above",),
+)
 
 
 def test_a_mistake_is_made_in_the_new_lines_and_mended():
@@ -48,8 +76,10 @@ def test_a_mistake_is_made_in_the_new_lines_and_mended():
         text = text.replace(edit["old"], edit["new"])
     assert text == GOLD and edits[0]["new"] != edits[1]["new"] and "x < 3" not in edits[0]["new"]
     assert demonstrate(name, "repair", *files) == script
-    blank = {"m.py": GOLD.replace("return [x for x in xs if x > 3]", "return xs").encode()}
+    blank = {**files[1], "m.py": GOLD.replace("return [x for x in xs if x > 3]", "return xs").encode()}
     assert demonstrate(name, "repair", files[0], blank, files[2]) is None, "nothing there can be mistaken"
+    for style in STYLES:
+        assert demonstrate(name, style, *files[:2], ("test_m.py::test_hidden",)) is None, "no test fails before"
 
 
 def answer(tool, ok=True):
@@ -63,6 +93,8 @@ def answer(tool, ok=True):
         ("direct", [("read", True), ("edit", False), ("shell", True), ("finish", True)], False),
         ("direct", [("read", True), ("edit", True), ("shell", False), ("finish", True)], False),
         ("direct", [("read", True), ("edit", True), ("shell", True)], False),
+        ("tests-first", [("shell", False), ("read", True), ("edit", True), ("shell", True), ("finish", True)], True),
+        ("tests-first", [("shell", True), ("read", True), ("edit", True), ("shell", True), ("finish", True)], False),
         ("repair", [("edit", True), ("shell", False), ("edit", True), ("shell", True), ("finish", True)], True),
         ("repair", [("edit", True), ("shell", True), ("edit", True), ("shell", True), ("finish", True)], False),
     ],

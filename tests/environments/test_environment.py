@@ -24,7 +24,7 @@ from environments.harness.environment import HarnessEnvironment, HarnessTask
 from environments.harness.scripted import call
 from environments.harness.task_set import HarnessTasks, Levels, spans_of
 from environments.harness.tools import openai, select_tools
-from environments.harness.workspace import Job, Workspace
+from environments.harness.workspace import Job, Workspace, has_src_layout
 from environments.sandbox.interface import Limits as Bounds
 from environments.sandbox.open import open_sandbox
 from environments.tasks.levels import Schedule
@@ -144,6 +144,23 @@ def test_a_package_in_src_is_imported_as_if_it_were_installed(engine, shared_sto
         answer = workspace.call(call("shell", **args), number, 60.0)
         assert answer.ok and ("1 passed" in answer.text or answer.text == "1"), answer.text
     workspace.end()
+
+
+@pytest.mark.parametrize(
+    "names, has",
+    [
+        (["src/pkg/__init__.py"], True),
+        (["src/six.py", "tests/test_six.py"], True),
+        (["src/pkg/a.py"], False),
+        (["pkg/__init__.py"], False),
+        (["src/__init__.py", "src/a.py"], False),
+        (["src/types.py", "src/a.py"], False),
+        (["src/a.txt"], False),
+    ],
+)
+def test_what_is_a_src_layout(names, has):
+    """A folder src/ that is a package itself, or hides a module of Python's own, is not put on the path."""
+    assert has_src_layout(names) == has
 
 
 TOLD = deque()

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 import re
 import sys
 from types import ModuleType
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.tasks.generated import compositions, generated_package, is_heldout
+from environments.tasks.generated import compositions, generated_package, split
 from environments.tasks.sources import package_of
 from kit.settings import RunError
 
@@ -56,14 +57,31 @@ def meaning_of(pair):
 
 
 def test_what_is_held_out_occurs_nowhere_else():
-    """Functions of 150 packages to train on, and of 50 that are held out: about a quarter of all that there are."""
+    """Functions of 150 packages to train on, and of 50 that are held out. Nor does one do the same in other words: on
+    lists that the split has not seen, no two have the same results."""
     seen, heldout = (
         {meaning_of(pair) for number in range(count) for pair in functions(generated_package(number, where))}
         for count, where in ((150, False), (50, True))
     )
-    assert not seen & heldout and len(seen) > 400 and len(heldout) > 150
-    share = sum(map(is_heldout, compositions())) / len(compositions())
-    assert 0.2 < share < 0.3
+    assert not seen & heldout and len(seen) > 300 and len(heldout) > 150
+    training, kept_back = split()
+    assert 0.2 < len(kept_back) / len(compositions()) < 0.3 and len(training) > 450
+    rng = random.Random(0)
+    numbers = [[rng.randint(-12, 12) for _ in range(rng.randint(0, 7))] for _ in range(300)]
+    words = [
+        ["".join(rng.choices("aeinorst", k=rng.randint(1, 6))) for _ in range(rng.randint(0, 7))] for _ in range(300)
+    ]
+
+    def results(count, where):
+        for number in range(count):
+            package = generated_package(number, where)
+            for name, node in functions(package):
+                space = {}
+                exec(package.files[f"{name}.py"], space)
+                lists = words if "word" in ast.get_docstring(node) else numbers
+                yield repr([space[node.name](one) for one in lists])
+
+    assert not {*results(60, False)} & {*results(40, True)}
 
 
 @pytest.mark.parametrize("spec", ["generated:", "generated:-1", "generated:01", "generated:held:1", "generated:１"])
