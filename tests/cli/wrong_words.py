@@ -275,6 +275,8 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
             ["tasks", "install", "folder"],
             [("--replay", read), ("--tries", (*number, "0")), ("--minutes", decimal), ("--turns", number)],
         ),
+        (["tasks", "demonstrate"], [("", read)]),
+        (["tasks", "demonstrate", "list.json"], [*sandboxes, ("--styles", NAMES), ("--prompt", NAMES), out]),
         (["tasks", "levels"], [("", read), ("--number", (*number, "0"))]),
         (["tasks", "levels", "list.json"], [("--level", (*number, "-1"))]),
         (
