@@ -1425,6 +1425,7 @@ MUTANTS: list[Mutant] = [
         ("                self.writer = self.sync.Writer(self.store)", "                pass"),
         ("*(s.version[s.sampled] for p", "*(s.version for p"),
         ("for p in rollouts if not p.failure for s", "for p in rollouts for s"),
+        ("[*compress(numbers, is_watched)], [*compress(rollouts, is_watched)]", "[*numbers], [*rollouts]"),
         room="scaled",
         test="mirror/test_services",
     ),
@@ -1483,11 +1484,6 @@ MUTANTS: list[Mutant] = [
         ("int(s.version[s.sampled].min())", "int(s.version.min())"),
         (".to(torch.int16)", ".to(torch.int8)"),
         ("[(chain.finished, chain.saved) for chain", "[(chain.finished, 0) for chain"),
-        room="scaled",
-        test="mirror/test_services",
-    ),
-    *of(
-        "async_rl/records",
         ("    if any(rollout.hints for rollout in rollouts):", "    if all(rollout.hints for rollout in rollouts):"),
         (
             "    if any(rollout.transcript for rollout in rollouts):",
@@ -1498,12 +1494,6 @@ MUTANTS: list[Mutant] = [
             "return Hint(int(at), (), int(begin),",
         ),
         ('Call(**{**fields, "tests": None if', 'Call(**{**fields, "ok": True, "tests": None if'),
-        room="scaled",
-        test="mirror/test_services",
-    ),
-    *of(
-        "async_rl/services",
-        ("[*compress(numbers, is_watched)], [*compress(rollouts, is_watched)]", "[*numbers], [*rollouts]"),
         room="scaled",
         test="mirror/test_services",
     ),

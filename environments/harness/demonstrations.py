@@ -18,15 +18,16 @@ import ast
 import difflib
 import random
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from environments.harness import scripted
 from environments.harness.messages import Called, Reply
 from environments.harness.record import context
 from environments.harness.scripted import call
 from environments.syntax import parse
+from ref.source_text import compiles
 
 __all__ = ["STYLES", "TOOLS_SHOWN", "Demonstration", "Style", "conversation", "demonstrate", "find_edits"]
 
@@ -125,7 +126,7 @@ def demonstrate(
         return None
     if len(names) > NAMED:
         names = sorted({test.partition("::")[0] for test in names})
-    tests = call("shell", command="python3 -m pytest -q " + " ".join(map(shlex.quote, names)))
+    tests = scripted.tests(names)
     places = [look for path in paths for look in _looks(path, *texts[path])]
     files = ", ".join(paths)
     look = Reply(rng.choice((f"I look at {files}.", f"First I read {files}.", f"The code is in {files}.")), (*places,))
@@ -199,17 +200,9 @@ def _mistakes(edit: FileEdit, start_text: str, gold: str) -> list[tuple[str, str
             start = edit.new.rfind("\n", 0, match.start()) + 1
             line = edit.new[start:].partition("\n")[0]
             new = edit.new[: match.start()] + wrong + edit.new[match.end() :]
-            if line not in given_lines and _compiles(gold.replace(edit.new, new, 1)):
+            if line not in given_lines and compiles(gold.replace(edit.new, new, 1).encode()):
                 mistakes.append((new, says))
     return mistakes
-
-
-def _compiles(source: str) -> bool:
-    try:
-        parse(source.encode())
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 def conversation(lines: Sequence[dict], demonstration: Demonstration) -> dict | None:

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,14 +17,13 @@ from environments.harness.demonstrations import STYLES, TOOLS_SHOWN, Demonstrati
 from environments.harness.episode import Episode
 from environments.harness.record import Record
 from environments.harness.scripted import Script
-from environments.harness.workspace import Job
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of
 from environments.tasks.make import Task
 from etude.console.progress_line import Line
 from etude.tasks.build import list_recipes, recipe_of
-from etude.tasks.episodes import WORKING, store_files, tasks_of
+from etude.tasks.episodes import WORKING, job_of, tasks_of
 from kit.disk import Journal, read_lines
 from kit.settings import RunError
 
@@ -45,8 +45,7 @@ def play(prompt: str, kind: Kind, planned: Planned) -> dict | None:
     task, style, exam, demonstration = planned
     if demonstration is None:
         return None
-    words = task.specified if prompt == "specified" else task.terse
-    job = Job(task.id, words, store_files(exam.given_tree), exam.given_tree, None, TOOLS_SHOWN, policy_name=style)
+    job = replace(job_of(task, exam, prompt, None, False, style), tools=TOOLS_SHOWN)
     store, fork = own_store(cache_folder() / "store"), partial(open_sandbox, kind=kind, limits=WORKING)
     with tempfile.TemporaryDirectory(prefix="etude-demonstration-") as folder:
         with Record(Path(folder) / "episode.jsonl") as record:

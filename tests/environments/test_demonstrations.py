@@ -47,10 +47,10 @@ def test_another_file_is_left_alone(tmp_path, content, says):
 
 
 @given(LINES, LINES)
-def test_edits_lead_to_the_original(given_text, gold):
+def test_edits_lead_to_the_original(start_text, gold):
     """Each finds its place once, however often the same lines occur."""
-    if given_text and given_text != gold:
-        assert apply(given_text, find_edits("a.py", given_text, gold)) == gold
+    if start_text and start_text != gold:
+        assert apply(start_text, find_edits("a.py", start_text, gold)) == gold
 
 
 HOLE = "def above(xs):\n    raise NotImplementedError\n\n\ndef below(xs):\n    return [x for x in xs if x < 3]\n"

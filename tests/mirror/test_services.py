@@ -130,9 +130,9 @@ def test_ages_and_the_oldest_token_by_hand():
 def test_a_record_keeps_hints_and_transcripts():
     """Of some rollouts, where others have none; what an earlier version wrote has neither."""
     call = Call("write", "m3", "return 1\n", valid=False, ok=False, tests=(1, 3))
-    said = Transcript((Turn("assistant", "done", (call, Call("read"))),), (Todo("look", "open"),), 1, 2, 3)
-    played = [replace(rollout(0.1), hints=[[], [Hint(2, (7, 8), 3, 5)]], transcript=said), rollout(0.2)]
-    for group in (played, played[::-1], played[1:]):
+    transcript = Transcript((Turn("assistant", "done", (call, Call("read"))),), (Todo("look", "open"),), 1, 2, 3)
+    rollouts = [replace(rollout(0.1), hints=[[], [Hint(2, (7, 8), 3, 5)]], transcript=transcript), rollout(0.2)]
+    for group in (rollouts, rollouts[::-1], rollouts[1:]):
         assert [(one.hints, one.transcript) for one in unpack(pack(group))] == [
             ([*one.hints], one.transcript) for one in group
         ]
@@ -140,17 +140,17 @@ def test_a_record_keeps_hints_and_transcripts():
 
 def test_groups_that_were_recorded_without_transcripts_are_not_watched():
     """As an earlier version recorded them; a rollout whose environment failed has none either, and is passed on."""
-    played = [replace(rollout(0.1), transcript=Transcript(tokens=n)) for n in range(2)]
-    played += [rollout(0.1), replace(rollout(0.1), failure="the sandbox is gone")]
+    rollouts = [replace(rollout(0.1), transcript=Transcript(tokens=n)) for n in range(2)]
+    rollouts += [rollout(0.1), replace(rollout(0.1), failure="the sandbox is gone")]
     seen = []
 
-    def look(step, numbers, rollouts):
-        seen.append((step, numbers, rollouts))
+    def look(step, numbers, step_rollouts):
+        seen.append((step, numbers, step_rollouts))
         return {"watch_length": 1.0}
 
-    assert services.watch_step(look, 3, range(4, 8), played) == {"watch_length": 1.0}
-    assert seen == [(3, [4, 5, 7], [played[0], played[1], played[3]])]
-    assert services.watch_step(None, 3, range(4, 8), played) == {}
+    assert services.watch_step(look, 3, range(4, 8), rollouts) == {"watch_length": 1.0}
+    assert seen == [(3, [4, 5, 7], [rollouts[0], rollouts[1], rollouts[3]])]
+    assert services.watch_step(None, 3, range(4, 8), rollouts) == {}
 
 
 def test_a_record_tells_the_end_of_a_context_from_that_of_its_chain():
