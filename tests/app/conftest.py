@@ -46,6 +46,12 @@ LENGTH = re.compile(r"-\d+(\.\d+)?-")
 """In a button's key: how long the sequence is that it plays."""
 
 
+@pytest.fixture(autouse=True)
+def no_runs(tmp_path_factory, monkeypatch):
+    """The explorer looks for runs in the working directory: here there are none, whatever was run in this checkout."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+
+
 def _whole(at):
     assert not at.exception, "\n".join([*(e.message for e in at.exception), *at.exception[0].stack_trace])
     return at

@@ -378,7 +378,8 @@ def test_reinforcement_learning_from_the_command_line(given, tmp_path):
     ],
     ids=lambda x: str(x)[:30],
 )
-def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, technique, sets, says):
+def test_what_cannot_be_played_is_said_in_one_line(given, tmp_path, monkeypatch, technique, sets, says):
+    monkeypatch.chdir(tmp_path)  # where no run is, whatever was run in this checkout
     rl = (
         ["rl.rollouts=4", "rl.prompts=2", "length=256", "rl.max_len=256", f"checkpoint={given / 'net'}"]
         if technique in full_settings.RL
