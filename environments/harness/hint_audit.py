@@ -10,17 +10,21 @@ What is not found: the answer in other words. So who asks a judge tells it nothi
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from environments.fingerprint import COMMENT, EVERYDAY, RUN, runs, tokens
+from environments.fingerprint import COMMENT, EVERYDAY, RUN, extract_removed_code, runs, tokens
+from environments.grading.guarded import Exam
 from environments.harness.hints import SAYS, Fault
 from environments.harness.messages import Message
 from environments.harness.turns import arguments, words_of
+from environments.tasks.make import Task
+from environments.tasks.package import Package
 
-__all__ = ["Secret", "refusal"]
+__all__ = ["Secret", "make_secret", "refusal"]
 
 TELLING = re.compile(r"[^\W\d]\w{2,}|\d[\w.]{2,}")
 """Tokens that can tell something alone: names and numbers of three characters and more."""
@@ -117,6 +121,24 @@ def find_quotation(hint: str, message: Message, context: str) -> str:
     ]
     message_runs = set().union(*(runs(_tokenize(text)) for text in (message.text, *written_texts)))
     return _find_shared_run(_tokenize(hint), message_runs, _tokenize(context))
+
+
+def make_secret(task: Task, package: Package, exam: Exam) -> Secret:
+    """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was
+    given."""
+    code = [
+        extract_removed_code(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
+        for patch in task.piece.patches
+        for edit in patch.edits
+    ]
+    for name, data in package.tests.items():
+        full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given_tree[name]))
+        code.append(
+            "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ "))
+            if full_lines != given_lines
+            else ""
+        )
+    return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given_tree.values()))
 
 
 def refusal(fault: Fault, secret: Secret) -> str:

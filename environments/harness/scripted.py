@@ -36,9 +36,9 @@ class Script:
         return self.replies[self.reply_count - 1]
 
 
-def tests(names: Sequence[str]) -> Called:
+def tests(names: Sequence[str], options: str = "-q") -> Called:
     """Runs tests."""
-    return call("shell", command="python3 -m pytest -q " + " ".join(map(shlex.quote, names)))
+    return call("shell", command=f"python3 -m pytest {options} " + " ".join(map(shlex.quote, names)))
 
 
 def oracle(given_files: Mapping[str, bytes], gold: Mapping[str, bytes], visible: Sequence[str]) -> Script:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from environments.grading.rewards import conformance
 from environments.harness.index import Index
@@ -25,7 +25,7 @@ from environments.sandbox.store import Store
 from environments.sandbox.visible import cut, one_line, visible
 from kit.settings import RunError
 
-__all__ = ["INVALID_CALL", "SYSTEM", "Answer", "Job", "Workspace", "difference"]
+__all__ = ["INVALID_CALL", "SYSTEM", "Answer", "Job", "Workspace", "difference", "hide_times"]
 
 SYSTEM = """You are a software engineer. You work in a folder with the source of a package, through tools. \
 There is no network.
@@ -41,6 +41,10 @@ SRC_ON_PATH = "export PYTHONPATH=/work/src; "
 """Stands before commands where the package lies in src/, as if it were installed for development: its tests import it
 by its name."""
 CACHES = {"__pycache__", ".pytest_cache"}
+WALL_CLOCK = re.compile(
+    r"\bin [0-9]{1,9}\.[0-9]{2,3}s\b(?: \((?:[0-9]{1,6} days?, )?[0-9]{1,2}:[0-9]{2}:[0-9]{2}\))?", re.ASCII
+)
+"""How pytest and unittest say at the end how long the tests took: "in 0.12s", and "in 65.04s (0:01:05)"."""
 INVALID_CALL = "broken"
 """What is said of an answer to a call that was none."""
 
@@ -63,6 +67,9 @@ class Job:
     policy_name: str = ""
     """Who plays, and how it samples."""
     system: str = SYSTEM
+    hides_times: bool = False
+    """Whether answers of `shell` say "in 0.00s" wherever they say how long something took (`hide_times`): the tokens of
+    an episode then do not depend on the clock."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,8 @@ class Workspace:
             observation = self._call_own_tool(tool, args) or self.open().call(
                 tool.name, args, min(self.call_seconds, left)
             )
+            if tool.name == "shell" and self.job.hides_times:
+                observation = replace(observation, text=hide_times(observation.text))
         except BadCall as error:
             observation, is_broken = Observation(one_line(str(error), 1000), False), True
         text = cut(observation.text, SAYS)
@@ -203,6 +212,12 @@ class Workspace:
         given_files = {name: self.job.given_files[name]} if name in self.job.given_files else {}
         report = conformance(given_files, {name: self.store.content(entry)})
         return Observation("\n".join(report.problems) or f"nothing in {report.lines} new lines", True)
+
+
+def hide_times(text: str) -> str:
+    """The text with 0.00s in place of the seconds that tests took: "1 passed in 0.12s" and "1 passed in 65.04s
+    (0:01:05)" become "1 passed in 0.00s"."""
+    return WALL_CLOCK.sub("in 0.00s", text)
 
 
 def has_src_layout(files: Iterable[str]) -> bool:

@@ -21,6 +21,7 @@ from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.harness import record
 from environments.harness.episode import Episode
+from environments.harness.jobs import WORKING
 from environments.harness.messages import Reply
 from environments.harness.record import Record
 from environments.harness.scripted import Script, oracle
@@ -29,8 +30,7 @@ from environments.harness.workspace import Job
 from environments.sandbox.interface import Sandbox
 from environments.sandbox.open import open_sandbox
 from environments.sandbox.store import Store
-from etude.tasks.build import GRADING
-from etude.tasks.episodes import WORKING
+from environments.tasks.build import GRADING
 from kit.settings import RunError
 
 __all__ = ["AT_ONCE", "TWO", "Plays"]

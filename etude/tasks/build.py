@@ -10,7 +10,8 @@ import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,46 +19,41 @@ from statistics import median
 
 from environments.grading.guarded import Trust, prepare_exam
 from environments.grading.lay import write
-from environments.grading.ready import Judges, nursery_of_judges
 from environments.harbor import export as harbor
 from environments.sandbox.cache import cache_folder
-from environments.sandbox.interface import Limits
-from environments.sandbox.open import Kind, open_sandbox
+from environments.sandbox.open import Kind
 from environments.sandbox.visible import one_line
+from environments.tasks.build import build_tasks, grading_timeout, judges_of
 from environments.tasks.check import check as graded
-from environments.tasks.check import drop_flagged_tasks, exam_of, ungradable
+from environments.tasks.check import exam_of
 from environments.tasks.levels import bits_of, sorted_by
-from environments.tasks.make import MakeResult, Task, make_tasks
+from environments.tasks.load import list_recipes, load_tasks, read_recipe, unused_tests
+from environments.tasks.make import MakeResult, Task
 from environments.tasks.package import Package
-from environments.tasks.recipe import compare_recipe, make_recipe, prepare_package
-from environments.tasks.runner import LIMITS, Sandboxed
+from environments.tasks.recipe import compare_recipe, make_recipe
 from environments.tasks.sources import package_of
-from environments.tasks.support import decode_source
 from environments.tasks.task_cache import save_task
 from etude.console import next_steps
 from etude.console.progress_line import Line
 from etude.tasks import task_times
-from kit.disk import Journal, atomic_write, read_json, read_lines
+from kit.disk import Journal, atomic_write, read_lines
 from kit.settings import RunError
 
-__all__ = [
-    "check_all",
-    "export_all",
-    "judges_of",
-    "made_of",
-    "make_all",
-    "recipe_of",
-    "recipes",
-    "show_levels",
-    "told_of",
-    "unused_of",
-]
-
-GRADING = Limits(memory=1 << 30, output=4 << 20, seconds=600.0)
-"""Limits of the sandboxes in which solutions are graded."""
+__all__ = ["build_with_progress", "check_all", "export_all", "load_with_progress", "make_all", "show_levels", "told_of"]
 
 
-def made_of(
+@contextmanager
+def progress_line(name: str) -> Iterator[Line]:
+    """A line that says how many runs of a package's tests were made, until its tasks are there."""
+    line = Line(name, "runs of its tests")
+    try:
+        yield line
+    finally:
+        if line.done:
+            line.end()
+
+
+def build_with_progress(
     package: Package,
     jobs: int,
     seconds: float,
@@ -65,55 +61,19 @@ def made_of(
     known_unused: Mapping[str, Collection[str]] | None = None,
     join: int = 1,
 ) -> tuple[Package, Mapping[str, Collection[str]], MakeResult, float]:
-    """The package without the test files that cannot be collected, the names of tests that no task uses (see `as_json`;
-    `known_unused`: those that a recipe has), its tasks, and the seconds that it took. `kind`: of the sandboxes. `join`:
-    pieces that are taken out at once, at most. Raises ValueError for what is no material, and RunError."""
-    since, line = time.monotonic(), Line(f"{package.name} {package.version}", "runs of its tests")
-    try:
-        runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, line)
-        package, left_out = prepare_package(
-            package,
-            runner,
-            known_unused and [*known_unused["slow"], *known_unused["flaky"], *known_unused["ungradable"]],
-        )
-        unused = {"left out": left_out, "slow": runner.skipped_tests, "ungradable": ()}
-        if known_unused is None:
-            (outcomes,) = runner.outcomes({**package.files, **package.tests})
-            passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
-            grader = partial(open_sandbox, kind=kind, limits=GRADING)
-            unused["ungradable"] = ungradable(package, passed, grader, grading_timeout(seconds))
-            runner.skipped_tests |= {*unused["ungradable"]}
-            if unseen_tests := unused["ungradable"]:
-                line.end()
-                refuse_ungradable(package, passed, unseen_tests)
-        task_set = drop_flagged_tasks(make_tasks(package, runner, join=join), package)
-    finally:
-        line.end()
-    return package, unused, task_set, time.monotonic() - since
+    """See `build_tasks`; a line says how far it is."""
+    with progress_line(f"{package.name} {package.version}") as line:
+        return build_tasks(package, jobs, seconds, kind, known_unused, join, line)
 
 
-def grading_timeout(seconds: float) -> float:
-    """Wall-clock seconds in which the tests of a package's own code are graded. They end, as they have before; a
-    crowded machine makes them slow, and must not make other recipes."""
-    return max(seconds, min(10 * seconds, GRADING.seconds - 30))
-
-
-def refuse_ungradable(package: Package, passed: Collection[str], unseen_tests: Sequence[str], least: int = 3) -> None:
-    """Raises ValueError where the grader sees fewer than `least` of the tests pass that pass elsewhere. `unseen_tests`:
-    those that it does not see pass."""
-    if len(passed) < least or len(passed) - len(unseen_tests) >= least:
-        return
-    summary = (
-        f"{package.name} {package.version}: {len(passed)} of its tests pass, but {len(unseen_tests)} of "
-        f"them fail in the grader"
-    )
-    file = unseen_tests[0].partition("::")[0]
-    reason = "which copies Python files only, and no data files"
-    try:
-        decode_source(package.tests.get(file, b""))
-    except ValueError as error:
-        reason = f"{file}: {error}"
-    raise ValueError(f"{summary}, such as {unseen_tests[0]} ({reason}); nothing can be made of it")
+def load_with_progress(
+    path: Path, recipe: Mapping, jobs: int, seconds: float, kind: Kind
+) -> tuple[Package, dict[str, Task]]:
+    """See `load_tasks`; where tasks are made again, a line says how far that is."""
+    about_package = recipe["package"]
+    name = f"{about_package.get('name', about_package['spec'])} {about_package.get('version', '')}"
+    with progress_line(one_line(name)) as line:
+        return load_tasks(path, recipe, jobs, seconds, kind, line, partial(print, flush=True))
 
 
 def make_all(
@@ -138,7 +98,7 @@ def make_all(
                 continue
             if time_hint := task_times.format_expected_duration("made", package, join, jobs, kind):
                 print(time_hint, flush=True)
-            package, unused, task_set, elapsed = made_of(package, jobs, seconds, kind, join=join)
+            package, unused, task_set, elapsed = build_with_progress(package, jobs, seconds, kind, join=join)
             if not task_set.tasks:
                 raise ValueError(f"{package.name} {package.version}: {without_tasks(task_set)}")
             task_times.remember("made", package, join, jobs, kind, elapsed)
@@ -240,7 +200,7 @@ def remake_tasks(
     Before that comes a line with the time that it will take, with `grade` that of grading too. Raises RunError for what
     is no recipe, and where nothing can be made."""
     for path in list_recipes(paths):
-        recipe = recipe_of(path)
+        recipe = read_recipe(path)
         try:
             package = package_of(recipe["package"]["spec"], cache_folder() / "sdists")
             if package.remove_tests(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
@@ -253,7 +213,8 @@ def remake_tasks(
                 todo = max(0, len(recipe["tasks"]) - len(previous_checks)) if grade else 0
                 if time_hint := task_times.format_expected_duration("remade", package, join, jobs, kind, todo):
                     print(time_hint, flush=True)
-                package, _, task_set, elapsed = made_of(package, jobs, seconds, kind, unused_of(recipe), join)
+                unused = unused_tests(recipe)
+                package, _, task_set, elapsed = build_with_progress(package, jobs, seconds, kind, unused, join)
                 task_times.remember("remade", package, join, jobs, kind, elapsed)
         except ValueError as error:
             raise RunError(str(error)) from None
@@ -320,15 +281,6 @@ def grade_tasks(
     return results
 
 
-@cache
-def judges_of(kind: Kind) -> Judges:
-    """This process's own, for all tasks that it grades. bubblewrap's have a nursery, which ends with the process."""
-    return Judges(
-        partial(open_sandbox, kind=kind, limits=GRADING),
-        nursery=nursery_of_judges(GRADING) if kind == "bubblewrap" else None,
-    )
-
-
 def read_checks(path: Path, digest: str, ask: bool) -> dict[str, dict]:
     """The results in a file of checks that are of a package with this digest, by task."""
     return {row["id"]: row for row in read_lines(path) if _is_check_result(row, ask) and row["digest"] == digest}
@@ -354,7 +306,7 @@ def show_levels(paths: Sequence[Path], number: int, level: int | None = None) ->
     bits: dict[str, float] = {}
     for path in list_recipes(paths):
         try:
-            bits |= bits_of([recipe_of(path)])
+            bits |= bits_of([read_recipe(path)])
         except (LookupError, TypeError):
             raise RunError(
                 f"{path} is not a recipe with the difficulty of its tasks; make one with: etude tasks make PACKAGE"
@@ -383,48 +335,3 @@ def _is_check_result(row: dict, ask: bool) -> bool:
     )
     is_valid = is_valid and str(row.get("trust", "")).upper() in Trust.__members__ and type(row.get("seconds")) is float
     return is_valid and (type(row.get("fresh")) is int or not ask)
-
-
-def recipe_of(path: Path) -> dict:
-    """A recipe. Raises RunError for a file that is none."""
-    try:
-        recipe = read_json(path)
-        about_package = recipe["package"]
-        texts = [
-            about_package["spec"],
-            about_package["digest"],
-            *(row["id"] for row in recipe["tasks"]),
-            *about_package["left out"],
-            *about_package["slow"],
-            *about_package["flaky"],
-        ]
-        texts += about_package["ungradable"]
-        if type(recipe.get("join", 1)) is not int:
-            raise TypeError("join")
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("text")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunError(
-            f"{path} is not a recipe of tasks ({type(error).__name__}); make one with: etude tasks make PACKAGE"
-        ) from None
-    return recipe
-
-
-def unused_of(recipe: dict) -> dict[str, list[str]]:
-    """The tests that a recipe does not use: another machine would find others."""
-    return {reason: recipe["package"][reason] for reason in ("slow", "flaky", "ungradable")}
-
-
-def recipes(path: Path) -> Iterator[Path]:
-    """A recipe's path, or those in a folder. Raises RunError where there is nothing."""
-    if not path.exists():
-        raise RunError(f"{path} does not exist; `etude tasks make PACKAGE` writes recipes into tasks/")
-    yield from sorted(path.glob("*.json")) if path.is_dir() else [path]
-
-
-def list_recipes(paths: Sequence[Path]) -> list[Path]:
-    """The recipes at these paths. Raises RunError as `recipes` does, and where there is none in a folder."""
-    for folder in paths:
-        if not [*recipes(folder)]:
-            raise RunError(f"{folder} contains no recipes; make one with: etude tasks make PACKAGE")
-    return [recipe for path in paths for recipe in recipes(path)]

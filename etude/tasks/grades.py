@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.grading.guarded import Exam, Grade, grade, prepare_exam
+from environments.harness.format_line import format_line
 from environments.sandbox.open import Kind
 from environments.sandbox.visible import one_line
+from environments.tasks.build import judges_of
 from environments.tasks.check import exam_of
-from etude.tasks.build import judges_of
-from etude.tasks.episodes import FOLDERS, format_line, task_of
+from etude.tasks.episodes import FOLDERS, task_of
 from kit.settings import RunError
 
 __all__ = ["grade_folder"]

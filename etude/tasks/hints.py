@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from environments.fingerprint import extract_removed_code
 from environments.grading.guarded import Exam
 from environments.harness import record
-from environments.harness.hint_audit import Secret, refusal
+from environments.harness.hint_audit import Secret, make_secret, refusal
 from environments.harness.hint_judge import BadAnswer, find_fault
 from environments.harness.hints import Fault, find_faults, row
 from environments.harness.messages import Policy, PolicyError
@@ -25,13 +24,11 @@ from environments.harness.remote import Remote
 from environments.sandbox.open import Kind
 from environments.sandbox.visible import one_line
 from environments.tasks.check import exam_of
-from environments.tasks.make import Task
-from environments.tasks.package import Package
 from etude.tasks.episodes import FOLDERS, task_of
 from kit.disk import atomic_write
 from kit.settings import RunError
 
-__all__ = ["hints", "secret_of"]
+__all__ = ["hints"]
 
 
 def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Policy | None:
@@ -52,24 +49,6 @@ def make_judge(source: Literal["errors", "judge"], model: str, name: str) -> Pol
         )
     except ValueError as error:
         raise RunError(str(error)) from None
-
-
-def secret_of(task: Task, package: Package, exam: Exam) -> Secret:
-    """What no hint may tell: the code that was taken out, and what is held out of the tests. Not what the agent was
-    given."""
-    code = [
-        extract_removed_code(edit.old.decode(errors="replace"), edit.new.decode(errors="replace"))
-        for patch in task.piece.patches
-        for edit in patch.edits
-    ]
-    for name, data in package.tests.items():
-        full_lines, given_lines = (text.decode(errors="replace").splitlines() for text in (data, exam.given_tree[name]))
-        code.append(
-            "\n".join(line[2:] for line in difflib.ndiff(given_lines, full_lines) if line.startswith("+ "))
-            if full_lines != given_lines
-            else ""
-        )
-    return Secret(tuple(filter(None, code)), tuple(data.decode(errors="replace") for data in exam.given_tree.values()))
 
 
 def make_gold_diff(exam: Exam) -> str:
@@ -97,7 +76,7 @@ def load_context(name: str, folders: Sequence[Path], jobs: int, seconds: float, 
     """About a task of a recipe; see `task_of`. Raises RunError."""
     task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
     exam = exam_of(task, package)
-    return TaskContext(secret_of(task, package, exam), frozenset((*task.visible, *task.keep)), make_gold_diff(exam))
+    return TaskContext(make_secret(task, package, exam), frozenset((*task.visible, *task.keep)), make_gold_diff(exam))
 
 
 def hints(

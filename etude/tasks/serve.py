@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from environments.harness.episode import Budget, Episode
+from environments.harness.jobs import WORKING, make_job
 from environments.harness.mcp import McpPolicy, Protocol
 from environments.harness.record import Record
 from environments.harness.tools import select_tools
@@ -20,7 +21,7 @@ from environments.harness.workspace import SYSTEM
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind, open_sandbox, own_store
 from environments.tasks.check import exam_of
-from etude.tasks.episodes import FOLDERS, WORKING, graded, job_of, print_line, task_of, transcript_of
+from etude.tasks.episodes import FOLDERS, graded, print_line, task_of, transcript_of
 from kit.settings import Interrupted, RunError
 
 __all__ = ["serve_task"]
@@ -47,7 +48,7 @@ def serve_task(
     with redirect_streams() as (reader, writer):
         task, package = task_of(name, folders or FOLDERS, jobs, seconds, kind)
         exam, path = exam_of(task, package), transcript_of(task, out, resume)
-        job = job_of(task, exam, prompt, corpus, strict, policy_name)
+        job = make_job(task, exam, prompt, corpus, strict, policy_name)
         with Record(path) as journal:
             for line in journal.lines:
                 print_line(line)

@@ -24,8 +24,9 @@ from environments.harness.environment import HarnessEnvironment, HarnessTask
 from environments.harness.scripted import call
 from environments.harness.task_set import HarnessTasks, Levels, spans_of
 from environments.harness.tools import openai, select_tools
-from environments.harness.workspace import Job, Workspace, has_src_layout
+from environments.harness.workspace import Job, Workspace, has_src_layout, hide_times
 from environments.sandbox.interface import Limits as Bounds
+from environments.sandbox.interface import Observation
 from environments.sandbox.open import open_sandbox
 from environments.tasks.levels import Schedule
 from recipe.small.chat_template import Template
@@ -161,6 +162,50 @@ def test_a_package_in_src_is_imported_as_if_it_were_installed(engine, shared_sto
 def test_what_is_a_src_layout(names, has):
     """A folder src/ that is a package itself, or hides a module of Python's own, is not put on the path."""
     assert has_src_layout(names) == has
+
+
+@pytest.mark.parametrize(
+    "text, hidden",
+    [
+        ("1 passed in 0.12s", "1 passed in 0.00s"),
+        ("== 1 failed, 2 passed in 1.23s ==\nnext", "== 1 failed, 2 passed in 0.00s ==\nnext"),
+        ("3 passed in 65.04s (0:01:05)\n", "3 passed in 0.00s\n"),
+        ("1 passed in 90061.50s (1 day, 1:01:01)", "1 passed in 0.00s"),
+        ("1 passed in 180061.50s (2 days, 2:01:01)", "1 passed in 0.00s"),
+        ("\\x1b[32m1 passed\\x1b[0m\\x1b[32m in 0.01s\\x1b[0m", "\\x1b[32m1 passed\\x1b[0m\\x1b[32m in 0.00s\\x1b[0m"),
+        ("Ran 3 tests in 0.001s", "Ran 3 tests in 0.00s"),
+        ("within 0.12s in 2s in 0.12sec in x0.12s in ١.١٢s", None),
+        ("in 1.00s (of 2)", "in 0.00s (of 2)"),
+    ],
+)
+def test_seconds_are_hidden(text, hidden):
+    """Those that pytest and unittest say at the end, and nothing else."""
+    assert hide_times(text) == (text if hidden is None else hidden)
+
+
+@pytest.mark.parametrize("piece", ["in ", "in 1", "1", "in 1.0s (", "in 1.00s (1 day, ", "in 1.00s (1:"])
+def test_hiding_seconds_takes_as_long_as_the_text_is_long(piece):
+    start = time.process_time()
+    hide_times(piece * 1_000_000)
+    assert time.process_time() - start < 20
+
+
+def test_an_answer_hides_how_long_tests_took_where_the_job_says_so():
+    """Of `shell`; what a file says stays."""
+
+    class Slow:
+        def call(self, tool, args, seconds):
+            return Observation("1 passed in 0.12s", True, 0 if tool == "shell" else None)
+
+        def close(self):
+            pass
+
+    run, read = call("shell", command="pytest"), call("read", path="log.txt")
+    for hides_times, answer in ((False, "1 passed in 0.12s"), (True, "1 passed in 0.00s")):
+        workspace = Workspace(Job("a", "", "", {}, hides_times=hides_times), lambda tree: Slow(), None)
+        assert workspace.call(run, 0, 60.0).text == answer
+        assert workspace.call(read, 1, 60.0).text == "1 passed in 0.12s"
+        workspace.end()
 
 
 TOLD = deque()

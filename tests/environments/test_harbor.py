@@ -232,11 +232,11 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
     asked = []
 
-    def made_of(package, jobs, seconds, kind, known, join):
+    def build_with_progress(package, jobs, seconds, kind, known, join):
         asked.append((known, join))
         return package, unused, made, 1.0
 
-    monkeypatch.setattr("etude.tasks.build.made_of", made_of)
+    monkeypatch.setattr("etude.tasks.build.build_with_progress", build_with_progress)
     monkeypatch.setattr(
         "etude.tasks.build.prepare_exam", lambda exam, *how: exam
     )  # that needs sandboxes, and is shown by test_apart.py

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from environments.harness.episode import Budget
+from environments.harness.hint_audit import make_secret
 from environments.harness.turns import turns
 from environments.sandbox.cache import cache_folder
 from environments.tasks.check import exam_of
@@ -18,7 +19,6 @@ from etude.play.example_agent import FOLDER
 from etude.play.play import agent_in
 from etude.tasks.episodes import try_task
 from etude.tasks.hint_loss import moves, sequences
-from etude.tasks.hints import secret_of
 from recipe.small.chat_template import template_of
 from ref.feature_deletion import bodies, difficulty
 from tests.environments.homes import home_of
@@ -132,7 +132,7 @@ def test_an_episode_from_a_sandbox_is_hinted(task, played, ask, tmp_path):
 def test_what_is_secret_of_a_task(task, played):
     """The code that is gone and the test that is held out; not what lies in the agent's tree."""
     _, one, package = task
-    secret = secret_of(one, package, exam_of(one, package))
+    secret = make_secret(one, package, exam_of(one, package))
     assert {"stem", "ies", "zebra", "test_unlike"} <= secret.names and not {
         "word",
         "TABLE",

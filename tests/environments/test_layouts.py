@@ -16,6 +16,7 @@ from environments.grading.lay import Editable, write
 from environments.grading.ready import Judges, nursery_of_judges
 from environments.monitor import Attempt, watch
 from environments.sandbox.open import open_sandbox
+from environments.tasks.build import GRADING, refuse_ungradable
 from environments.tasks.check import ungradable
 from environments.tasks.make import make_tasks
 from environments.tasks.package import Package, sanitised
@@ -24,7 +25,7 @@ from environments.tasks.runner import LIMITS, Sandboxed
 from environments.tasks.sources import package_of
 from environments.tasks.support import decode_source, find_support, package_of_file
 from etude.tasks import build as tasks
-from etude.tasks.build import GRADING, refuse_ungradable, without_tasks
+from etude.tasks.build import without_tasks
 from kit.settings import RunError
 from ref.feature_deletion import bodies, delete
 from tests.environments.layouts import LAYOUTS, write_layout
@@ -219,7 +220,7 @@ def test_a_package_that_breaks_this_program_is_a_line(tmp_path, monkeypatch, cap
     def breaks(package, *_, **more):
         raise TypeError(f"{package.name} is\nodd")
 
-    monkeypatch.setattr(tasks, "made_of", breaks)
+    monkeypatch.setattr(tasks, "build_with_progress", breaks)
     for name in ("flat-module", "no-tests"):
         write_layout(tmp_path / name, LAYOUTS[name])
     folders = [str(tmp_path / name) for name in ("flat-module", "no-tests")]

@@ -120,15 +120,15 @@ def words(open_folder, monkeypatch, root):
 def made_once(monkeypatch):
     """What is made of the same files in the same way is remembered: the real command makes it each time, for
     seconds."""
-    real, seen = tasks.made_of, {}
+    real, seen = tasks.build_with_progress, {}
 
-    def made_of(package, jobs, seconds, kind, known=None, join=1):
+    def build_with_progress(package, jobs, seconds, kind, known=None, join=1):
         what = (package.digest, known is None, join)
         if what not in seen:
             seen[what] = real(package, jobs, seconds, kind, known, join)
         return seen[what]
 
-    monkeypatch.setattr(tasks, "made_of", made_of)
+    monkeypatch.setattr(tasks, "build_with_progress", build_with_progress)
     return seen
 
 

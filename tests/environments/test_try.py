@@ -15,6 +15,7 @@ import pytest
 from environments.grading.guarded import Trust
 from environments.harness.remote import Remote
 from environments.sandbox.cache import cache_folder
+from environments.tasks import load
 from environments.tasks.make import make_tasks
 from environments.tasks.task_cache import load_task, save_task
 from etude.tasks import build as tasks
@@ -36,19 +37,19 @@ def home(root):
 def made_once(home):
     """What was made, and how it was asked for again: that the same comes out is shown by test_recipe.py, for
     seconds."""
-    real, asked = tasks.made_of, []
+    real, asked = tasks.build_with_progress, []
 
     def first(*how, **more):
         asked.append(real(*how, **more))
         return asked[0]
 
-    def again(package, jobs, seconds, kind, known, join):
+    def again(package, jobs, seconds, kind, known, join, progress):
         asked.append((package.digest, known, join))
         return asked[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "made_of", first)
-        patch.setattr(episodes, "made_of", again)
+        patch.setattr(tasks, "build_with_progress", first)
+        patch.setattr(load, "build_tasks", again)
         yield asked
 
 
@@ -135,7 +136,7 @@ def test_oracle_and_fool(recipe, ask, tmp_path, made_once):
         ) == (who == "oracle")
         assert f"reward {reward:.2f}" in said and f"etude show {tmp_path / who / name}.jsonl" in said
     (package, *_), again = made_once
-    unused = tasks.unused_of(json.loads(path.read_text()))
+    unused = load.unused_tests(json.loads(path.read_text()))
     assert again == (package.digest, unused, 1), (
         "made again of the same files, without the tests that the recipe does not use"
     )
