@@ -111,6 +111,10 @@ class TemplateFormat:
         """See `ChatFormat`."""
         return parse_turn(self._split_pieces(tokens), self.family, OPEN in self.reader.tokens, self.types)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, with control tokens as they are spelled."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
     def encode_turn(self, history: Sequence[Message], message: Message) -> list[int]:
         """The tokens, without the stop token, with which a policy would write this message: for scripted policies and
         demonstrations. Raises ValueError as `encode_opening`."""

@@ -826,9 +826,12 @@ class MicrobatchResult:
 
 
 def compute_gradients(loss: Tensor, model: torch.nn.Module, retain_graph: bool = False) -> list[Tensor | None]:
-    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on.
-    `retain_graph`: keep the graph for another backward pass."""
-    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=retain_graph, allow_unused=True))
+    """d loss / d w for every parameter, in order; None for a parameter that the loss does not depend on, and for a
+    frozen one. `retain_graph`: keep the graph for another backward pass."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = iter(torch.autograd.grad(loss, trained, retain_graph=retain_graph, allow_unused=True))
+    return [next(gradients) if parameter.requires_grad else None for parameter in parameters]
 
 
 def sum_gradients(parts: list[list[Tensor | None]]) -> list[Tensor | None]:

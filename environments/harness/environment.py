@@ -48,6 +48,10 @@ class HarnessTask:
     def key(self) -> str:
         return self.job.task
 
+    @property
+    def prompt(self) -> str:
+        return self.job.prompt
+
 
 Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
 """(task, the hash of the stored tree that was left, the calls that were made) → the grade."""

@@ -68,6 +68,15 @@ def run_technique(
             metavar="FOLDER",
         ),
     ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recipe of tasks, or a folder of them, that a full run of the recipe trains on, in sandboxes.",
+            readable=False,
+            show_default="the small world",
+            metavar="RECIPES",
+        ),
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(
@@ -121,9 +130,12 @@ def run_technique(
         print(context.get_help())
         technique_run.print_settings(entry, backend if scale == "full" else None)
         return
+    if tasks is not None and (scale != "full" or entry.name != "recipe"):
+        raise RunError("--tasks is for full runs of the recipe: etude run recipe --scale full --tasks RECIPES")
     if scale == "full":
+        paths = {"checkpoint": checkpoint, "tasks.recipes": tasks}
         with tracking.logged_to(log):
-            _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, checkpoint_seconds)
+            _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, backend, checkpoint_seconds)
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -139,7 +151,7 @@ def run_technique(
         )  # a demonstration takes seconds, so just run it again
     toml = read_toml(config)
     if entry.name == "recipe":
-        toml = drop_settings(config, toml, "a small run", "checkpoint", "cluster", "study")
+        toml = drop_settings(config, toml, "a small run", "checkpoint", "cluster", "study", "tasks")
     overrides: list[Any] = list(sets or [])
     if seed is not None:
         overrides.append(f"seed={seed}")
@@ -155,8 +167,8 @@ def run_technique(
         technique_run.play_technique(entry, out, toml, overrides, resume, checkpoint_seconds)
 
 
-def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc, backend, cadence) -> None:
-    """Run the distributed version under torchrun."""
+def _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, backend, cadence) -> None:
+    """Run the distributed version under torchrun. `paths`: setting → the path that an option gives it, or None."""
     from etude.run import full
     from etude.run import settings as full_settings
 
@@ -164,8 +176,7 @@ def _run_full(entry, out, config, sets, seed, corpus, checkpoint, resume, nproc,
     if corpus is not None:
         check_corpus(corpus)
         overrides.append(("data.corpus" if entry.name in ("recipe", "cpt-rl") else "corpus", str(corpus.resolve())))
-    if checkpoint is not None:
-        overrides.append(("checkpoint", str(checkpoint.resolve())))
+    overrides += [(name, str(path.resolve())) for name, path in paths.items() if path is not None]
     out = out or Path("runs") / f"{entry.name}-full"
     toml = read_toml(config)
     if entry.name == "recipe":

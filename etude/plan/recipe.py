@@ -27,7 +27,8 @@ import torch
 from etude.plan.step import COUNTS, cells
 from kit.disk import atomic_write
 from kit.settings import RunError
-from recipe.full.stages import FullRecipe, layout, rows_of_step, trained
+from recipe.full.settings import FullRecipe
+from recipe.full.stages import layout, rows_of_step, trained
 from recipe.small.agent import Language
 from recipe.small.demonstrations import context, lessons
 from ref import cpt

@@ -27,7 +27,7 @@ from etude.play.rollout import Piece, RolloutView, of_episode, of_session
 from etude.play.terminal import LABEL, outcome, render_piece, show
 from kit.disk import read_json
 from kit.settings import RunError, fill
-from recipe.full.stages import FullRecipe
+from recipe.full.settings import FullRecipe
 from recipe.microrepo import Session, Task, generate
 from recipe.small.agent import Language, play
 from recipe.small.data import task_stream

@@ -30,7 +30,8 @@ from kit.process import machine
 from kit.runs import Run, Stage
 from kit.settings import RunError
 from recipe.full import stages as chain
-from recipe.full.stages import Cluster, FullRecipe
+from recipe.full.settings import Cluster, FullRecipe
+from recipe.full.weights import gather
 from recipe.small.agent import hash_seed
 from recipe.small.checks import check_ranges
 from recipe.small.data import data, heldout_codebase
@@ -241,7 +242,7 @@ def measure(stage: Stage | None, out: Path, c: FullRecipe, seed: int) -> None:
         for number, name in enumerate(("sft", "final")):
             if name in results:
                 continue
-            model = chain.gather(load_hf(out / "checkpoints" / name), getattr(torch, c.training.dtype))
+            model = gather(load_hf(out / "checkpoints" / name), getattr(torch, c.training.dtype))
             nll = budgets.demonstration_nll(model, [demonstration.chain for demonstration in local_demonstrations])
             done = partial(beat, number * len(local_tasks) * c.study.samples)
             policy_metrics = measure_policy(model, language, local_tasks, c.small, hash_seed(seed, "cpt-rl"), done)

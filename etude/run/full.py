@@ -96,6 +96,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
     from etude.run import budget_ladder
     from etude.run import summary as run_summary
     from recipe.full import stages as chain
+    from recipe.full.package_stages import refusal_of
     from scaled.runtime import launch
 
     ranks = count(config.cluster, nproc, backend, name)
@@ -124,6 +125,8 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
             code = launch.start("etude.run.rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
             raise RunError(describe_failure("the recipe", resume_command, backend))
+        if refusal := refusal_of(out):
+            raise RunError(refusal)
         run_summary.show(out)
 
 
@@ -186,9 +189,9 @@ def check_work(config, name: str, ranks: int) -> None:
                 f"rl.replay=… and experts=…"
             )
         if name in RL:
-            from recipe.small.micro_world import CheckpointTasks
+            from recipe.packages.checkpoint_tasks import find_setup
 
-            CheckpointTasks(config)
+            find_setup(config)
     except (CheckpointError, ValueError) as error:
         raise RunError(str(error)) from None
 

@@ -95,9 +95,9 @@ def train(out: Path, payload: dict, config, me: int) -> None:
     with mesh(**layout(config, payload["ranks"])):
         if technique in RL:
             from recipe.full.stages import reinforced
-            from recipe.small.micro_world import CheckpointTasks
+            from recipe.packages.checkpoint_tasks import find_setup
 
-            result = reinforced(technique, config, out, out, CheckpointTasks(config), log, progress.say)
+            result = reinforced(technique, config, out, out, *find_setup(config), log, progress.say)
         else:
             result = pretrain.train(technique, config, out, log)
     if me == 0:

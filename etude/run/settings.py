@@ -56,11 +56,9 @@ def settings(name: str, backend: str, toml: dict | None = None, sets: Sequence[s
     from scaled import pretrain, rl
 
     if name == "recipe":
-        from recipe.full import stages as chain
+        from recipe.full.settings import FullRecipe
 
-        return fill(
-            chain.FullRecipe, toml, sets, chain.FullRecipe.rehearsal() if backend == "gloo" else chain.FullRecipe()
-        )
+        return fill(FullRecipe, toml, sets, FullRecipe.rehearsal() if backend == "gloo" else FullRecipe())
     if name == "cpt-rl":
         from etude.run import budget_ladder
 

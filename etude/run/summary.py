@@ -18,7 +18,8 @@ def show(root: Path) -> None:
     page_path, record_path = page.write(root, rollouts.render_rollouts)
     rows = record.before_after(read_json(record_path))
     if rows:
-        table = Table("held-out tasks", "before RL", "after RL", "difference", box=None, header_style="bold")
+        headings = record.columns(read_json(record_path))
+        table = Table("held-out tasks", *headings, box=None, header_style="bold")
         for row in rows:
             table.add_row(*row)
         Console().print(table)

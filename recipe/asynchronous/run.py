@@ -26,6 +26,8 @@ from kit.runs import Run, Stage
 from kit.settings import RunError
 from kit.statistics import bootstrap
 from recipe.asynchronous import timeline as async_timeline
+from recipe.packages.checkpoint_tasks import RolloutSetup, find_setup
+from recipe.packages.tasks import PackageTasks
 from recipe.small.agent import play
 from recipe.small.micro_world import CheckpointTasks
 from recipe.small.monitoring import make_watcher
@@ -35,6 +37,7 @@ from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf, release, save_hf
 from ref.network.model import config_of
 from ref.rl import MonitorSettings, RewardCoefficients, Settings
+from ref.rollout import sample_rollouts
 from scaled.async_rl import cluster, evaluator, local, services, vllm_engine
 from scaled.async_rl.evaluator import Evaluate
 from scaled.async_rl.group import Sharded, TrainerGroup, restored
@@ -199,10 +202,9 @@ class Small:
         return Sampler(load_hf(check_checkpoint(self.c.checkpoint)), torch.float32)
 
     def setup(self) -> Setup:
-        tasks = CheckpointTasks(self.c, tool_s=self.c.tool_s)
         # Without a monitor nothing needs transcripts.
         settings = self.c.rl if self.is_watched else replace(self.c.rl, monitor=MonitorSettings(on=False))
-        return Setup(tasks, tasks.language, tasks.limits, settings)
+        return Setup(*find_setup(self.c, tool_s=self.c.tool_s), settings)
 
     def learner(self) -> Trained:
         keep_freed_memory()
@@ -231,8 +233,8 @@ class Small:
         return learner.model
 
     def evaluate(self) -> Evaluate:
-        tasks = CheckpointTasks(self.c)
-        return lambda sampler: float(successes(self.c, tasks, sampler.model).mean())
+        setup = find_setup(self.c)
+        return lambda sampler: float(heldout_success(self.c, setup, sampler.model).mean())
 
 
 def check_checkpoint(checkpoint: str) -> str:
@@ -252,7 +254,7 @@ def run(run: Run, config: Async) -> dict:
     check_checkpoint(c.checkpoint)
     if c.runtime == "ray":
         cluster.imported()
-    tasks = CheckpointTasks(c, length="cluster.length")
+    setup = find_setup(c, length="cluster.length")
     if c.cluster.backend == "nccl" and c.runtime == "local" and torch.cuda.device_count() < c.trainers:
         gpu_count = torch.cuda.device_count()
         hint = "on one GPU: --set trainers=1; " if gpu_count else ""
@@ -280,7 +282,7 @@ def run(run: Run, config: Async) -> dict:
             evaluate_every=c.evaluate_every,
             group=Small(c).group() if c.grouped else None,
             engine=c.engine,
-            watch=partial(make_watcher, c.rl, tasks.tools) if c.rl.monitor.on else None,
+            watch=partial(make_watcher, c.rl, setup.tasks.tools) if c.rl.monitor.on else None,
         )
     except ValueError as error:
         raise RunError(str(error)) from None
@@ -288,7 +290,7 @@ def run(run: Run, config: Async) -> dict:
         vllm_engine.installed()
     claim(plan)  # before anything takes long
     before = (
-        measure_heldout(run.stage("before", c.heldout, "tasks"), c, tasks, load_hf(c.checkpoint)) if c.heldout else None
+        measure_heldout(run.stage("before", c.heldout, "tasks"), c, setup, load_hf(c.checkpoint)) if c.heldout else None
     )
     stage = run.stage("services", c.rl.steps, "tokens")
     if not stage.finished:
@@ -296,7 +298,7 @@ def run(run: Run, config: Async) -> dict:
         (cluster.play if c.runtime == "ray" else local.play)(plan, reporter, say=stage.say)
         stage.finish(async_timeline.summary(folder, c.rl.steps))
     model = Small(c).trained(folder)
-    after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, tasks, model) if c.heldout else None
+    after = measure_heldout(run.stage("after", c.heldout, "tasks"), c, setup, model) if c.heldout else None
     metrics = dict(stage.result())
     if rows := [
         {name: line[name] for name in ("version", "success", "seconds")} for line in evaluator.read_measurements(folder)
@@ -344,13 +346,37 @@ class StepReporter:
         )
 
 
-def measure_heldout(stage: Stage, c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> dict:
+def measure_heldout(stage: Stage, c: Async, setup: RolloutSetup, model: torch.nn.Module) -> dict:
     """Success of each held-out task, over its samples."""
     if stage.finished:
         return stage.result()
-    success_rates = successes(c, tasks, model)
+    success_rates = heldout_success(c, setup, model)
     stage.progress(c.heldout)
     return stage.finish({"success": success_rates})
+
+
+def heldout_success(c: Async, setup: RolloutSetup, model: torch.nn.Module) -> np.ndarray:
+    """Success of each held-out task, over its samples: at most `heldout`, since packages have only so many. Raises
+    RunError where a rollout has no result."""
+    tasks = setup.tasks
+    if not isinstance(tasks, PackageTasks):
+        return successes(c, tasks, model)
+    selected, draws = tasks.heldout_tasks(c.heldout), torch.Generator().manual_seed(c.seed)
+    sampler = ContinuousSampler(model, torch.float32)  # pyright: ignore[reportArgumentType]
+    rollouts = sample_rollouts(
+        sampler,
+        tasks.environment,
+        selected,
+        c.samples,
+        setup.chat_format,
+        setup.limits,
+        c.rl.temperature,
+        draws,
+        threads=tasks.is_slow,
+    )
+    if failures := [rollout.failure for rollout in rollouts if rollout.failure]:
+        raise RunError(f"{len(failures)} rollouts of an evaluation have no result, the first because {failures[0]}")
+    return np.array([rollout.metrics["success"] for rollout in rollouts]).reshape(-1, c.samples).mean(1)
 
 
 def successes(c: Async, tasks: CheckpointTasks, model: torch.nn.Module) -> np.ndarray:

@@ -11,7 +11,16 @@ folder to an agent.
     decode  speculative decoding, timed on rank 0
 
 They are those of `recipe/small/stages.py`, with the same settings, batches and schedules, and leave the same records in
-the run folder. One group of ranks plays them all. FOLDER/work/STAGE holds what a stage needs to resume:
+the run folder. With `tasks.recipes` the agent works on real packages (`recipe/packages/`); the stages are then
+
+    tasks   recipes read, the chat format chosen, scripted episodes played, before the ranks start
+    data, cpt, mtp, long    as above, only with `data.corpus`
+    sft     those episodes or conversations
+    measure held-out packages with the checkpoint as it came and after SFT
+    rl      on the training packages
+    eval    held-out packages again
+
+ One group of ranks plays them all. FOLDER/work/STAGE holds what a stage needs to resume:
 `scaled/optimise.py` says what. Rank 0 records a stage that is finished; a group that starts again skips it.
 """
 
@@ -22,10 +31,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +44,16 @@ from kit.disk import read_lines
 from kit.process import in_fresh_process, map_on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
+from recipe.full.package_stages import evaluate_packages, limits_of, make_package_tasks, measure_packages, refusal_of
+from recipe.full.settings import FullRecipe
+from recipe.full.weights import gather, measure_codebase
+from recipe.packages.chat_format import choose_template
+from recipe.packages.data import add_empty_rows, conversations_of, make_card, pack_rows, prepare_tasks
+from recipe.packages.tasks import PackageTasks, make_schemas
 from recipe.small import evaluation
 from recipe.small.agent import Language, hash_seed
 from recipe.small.chat_template import template_of
-from recipe.small.checks import check_ranges
-from recipe.small.conversations import check_conversations
+from recipe.small.conversations import batches, check_conversations, kept_rows
 from recipe.small.data import data, heldout_codebase, task_stream
 from recipe.small.demonstrations import sft_batches
 from recipe.small.latest_rollouts import FOLDER, Latest
@@ -47,13 +61,12 @@ from recipe.small.learner import RATES, language_of, rows_of
 from recipe.small.micro_world import CheckpointTasks
 from recipe.small.model_card import about
 from recipe.small.monitoring import make_watcher
-from recipe.small.settings import Recipe, Training
 from ref.cpt import load_tokenizer
-from ref.network import fast as ref
+from ref.environment import ChatFormat, TaskSet
 from ref.network import load_extra, release
 from ref.network.model import config_of
 from ref.rl import Settings
-from ref.rollout import Rollout
+from ref.rollout import Limits, Rollout
 from scaled import cpt, rl, supervised
 from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
@@ -63,20 +76,7 @@ from scaled.runtime import sharding
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current, mesh
 
-__all__ = [
-    "FREE",
-    "STAGES",
-    "Cluster",
-    "FullRecipe",
-    "check",
-    "gather",
-    "latest_of",
-    "layout",
-    "play",
-    "prepare",
-    "prepared",
-    "trained",
-]
+__all__ = ["FREE", "STAGES", "check", "latest_of", "layout", "play", "prepare", "prepared", "trained"]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -90,76 +90,6 @@ STARTS: dict[str, str | None] = {"cpt": None, "mtp": "mid-cpt", "long": "mtp", "
 """Stage → the checkpoint that it begins from; None is the given one."""
 FREE = ("ep", "timeout", "restarts", "checkpoint_every")
 """Settings of the cluster that a resumed run may change, because they do not affect the trained weights."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What only a full run has: the ranks."""
-
-    cp: int = 2
-    """Ranks that split the tokens of each row."""
-    long_cp: int = 8
-    """The same in the long-context phase and in SFT."""
-    rl_cp: int = 8
-    """The same in RL."""
-    ep: int = 8
-    """Ranks that split the experts of each layer."""
-    drafts: bool = True
-    """Distil draft layers and train them along; without them the stages mtp and decode are left out."""
-    agent_length: int = 0
-    """Tokens of a packed row in SFT and RL; 0 takes `training.long_length`."""
-    micro_rows: int = 1
-    """Rows per dp rank in one forward pass."""
-    rematerialise: bool = True
-    """Recompute the activations of each block in the backward pass instead of keeping them."""
-    dispatch: Literal["model", "fp8", "mxfp8"] = "model"
-    """Format of tokens sent to their experts: the dtype of training, E4M3 with a scale per 128 values, or MXFP8 (per
-    32), which is the report's."""
-    experts: Literal["model", "mxfp8", "nvfp4-token"] = "model"
-    """Format of the experts' products: the dtype of training, or quantised (then MXFP8 in the backward pass, as in the
-    report)."""
-    checkpoint_every: int = 50
-    """Steps between two checkpoints."""
-    timeout: float = 900.0
-    """Seconds that a step may take before the run stops and names the hanging rank."""
-    restarts: int = 3
-    """Number of restarts after a rank dies."""
-
-    def __post_init__(self):
-        check_ranges(
-            self,
-            least=dict.fromkeys(("cp", "long_cp", "rl_cp", "ep", "micro_rows", "checkpoint_every", "timeout"), 1)
-            | {"restarts": 0, "agent_length": 0},
-        )
-
-
-@dataclass(frozen=True)
-class FullRecipe(Recipe):
-    """The recipe on ranks: the settings of the small recipe, from which `model` and `data.vocab_size` are not used, and
-    two more."""
-
-    checkpoint: str | None = None
-    """Hugging Face folder to start from: weights, tokenizer and shape of the network."""
-    cluster: Cluster = field(default_factory=Cluster)
-    """The ranks."""
-
-    @classmethod
-    def rehearsal(cls) -> FullRecipe:
-        """The same on CPUs."""
-        ranks = Cluster(
-            cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=32, rematerialise=False, checkpoint_every=10, timeout=120.0
-        )
-        return cls(cluster=ranks, training=Training(dtype="float32"))
-
-    @property
-    def agent_length(self) -> int:
-        """Tokens of a packed row in SFT and RL."""
-        return self.cluster.agent_length or self.training.long_length
-
-    @property
-    def small(self) -> Recipe:
-        """The settings that the small recipe has, too."""
-        return Recipe(**{setting.name: getattr(self, setting.name) for setting in fields(Recipe)})
 
 
 CP = {"long": "long_cp", "sft": "long_cp", "rl": "rl_cp"}
@@ -181,7 +111,15 @@ def layout(c: FullRecipe, ranks: int, stage: str) -> dict[str, int]:
 
 def trained(c: FullRecipe) -> tuple[str, ...]:
     """The stages that train."""
-    return TRAINED if c.cluster.drafts else tuple(name for name in TRAINED if name != "mtp")
+    stages = TRAINED if c.has_pretraining else ("sft", "rl")
+    return stages if c.has_drafts else tuple(name for name in stages if name != "mtp")
+
+
+def stages_of(c: FullRecipe) -> tuple[str, ...]:
+    """The stages that ranks play by default, in order."""
+    if c.on_packages:
+        return (*trained(c)[:-1], "measure", "rl", "eval")
+    return (*trained(c), "eval", *(["decode"] if c.has_drafts else []))
 
 
 def rows_of_step(c: FullRecipe, stage: str) -> tuple[str, int, str, int]:
@@ -210,7 +148,11 @@ def check(c: FullRecipe, ranks: int) -> None:
             f"another --checkpoint"
         )
     check_conversations(c.sft.conversations)
-    if c.sft.conversations is not None:
+    if c.on_packages:
+        if c.context.join != FullRecipe().context.join:
+            raise RunError("context is for the small world; see tasks.summary_at for summaries on packages")
+        choose_template(path, make_schemas(c.tasks))
+    elif c.sft.conversations is not None:
         template_of(path, Language(load_tokenizer(path / "tokenizer.json")))
     network = config_of(path)
     if network.num_experts % c.cluster.ep:
@@ -227,7 +169,7 @@ def check(c: FullRecipe, ranks: int) -> None:
         name, rows, length, tokens = rows_of_step(c, "sft" if stage == "rl" else stage)
         if tokens % (2 * split["cp"]):
             raise RunError(f"{length}={tokens} must be a multiple of 2 · cp = {2 * split['cp']}; see --set {length}=…")
-        late = stage not in ("cpt", "mtp")
+        late = c.has_pretraining and stage not in ("cpt", "mtp")  # the stage long stretches
         positions = (t.stretched(network) if late else network).max_position_embeddings
         if tokens > positions:
             rope_hint = ", training.long_rope_theta and training.long_yarn" if late else ""
@@ -250,6 +192,10 @@ def check(c: FullRecipe, ranks: int) -> None:
             f"{name} must hold a context of rl.max_len = {c.rl.max_len} tokens, got {c.agent_length}; "
             f"see --set {name}=…"
         )
+    if c.on_packages:
+        layout(c, ranks, "eval")
+        make_rl_config(c, network.num_experts)
+        return
     CheckpointTasks(make_rl_config(c, network.num_experts), c.small, name)
 
 
@@ -258,8 +204,15 @@ def prepare(run: Run, c: FullRecipe) -> None:
     assert c.checkpoint is not None
     if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
         print(f"router replay: {c.checkpoint} has no experts, so there is nothing to replay", flush=True)
-    tokenizer = Path(c.checkpoint) / "tokenizer.json"
-    data(run, c.small, tokenizer, c.agent_length, prepared(c.data.corpus, tokenizer))
+    tokenizer, small = Path(c.checkpoint) / "tokenizer.json", c.small
+    if c.on_packages:
+        prepare_tasks(run, c.tasks, Path(c.checkpoint), c.sft.conversations, c.rl.max_len)
+        tokenizer = run.root / "data" / "tokenizer" / "tokenizer.json"
+        small = replace(small, sft=replace(c.sft, conversations=str(conversations_of(run.root, c.sft.conversations))))
+    if c.has_pretraining:
+        data(run, small, tokenizer, c.agent_length, prepared(c.data.corpus, tokenizer))
+    else:
+        pack_rows(run, c.sft.conversations, c.agent_length)
 
 
 def prepared(corpus: str | None, tokenizer: Path) -> Prepared | None:
@@ -307,13 +260,20 @@ def play(out: Path, c: FullRecipe, ranks: int, ends: Ends | None = None) -> None
     are by default the evaluation and the timed decoding."""
     me = dist.get_rank()
     run = Run(out, "recipe full", c, None, True, 20.0) if me == 0 else None
+    order = stages_of(c) if ends is None else (*trained(c), *ends)
     if ends is None:
-        ends = {"eval": evaluate} | ({"decode": decode} if c.cluster.drafts else {})
-    for stage in (*trained(c), *ends):
+        ends = (
+            {"measure": measure_packages, "eval": evaluate_packages}
+            if c.on_packages
+            else {"eval": evaluate, "decode": decode}
+        )
+    for stage in order:
         with mesh(**layout(c, ranks, stage)):
             record = (
                 None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))
             )  # its total follows
+            if refusal_of(out):
+                return
             finished_flag = [record is not None and record.finished]
             dist.broadcast_object_list(finished_flag, 0)
             if finished_flag[0]:
@@ -330,8 +290,10 @@ def play(out: Path, c: FullRecipe, ranks: int, ends: Ends | None = None) -> None
 def train(run: Run | None, record: Stage | None, out: Path, c: FullRecipe, stage: str) -> None:
     """A stage that trains: from checkpoint to checkpoint."""
     work, begins = out / "work" / stage, STARTS[stage]
-    if begins == "mtp" and not c.cluster.drafts:
+    if begins == "mtp" and not c.has_drafts:
         begins = "mid-cpt"
+    if stage == "sft" and not c.has_pretraining:
+        begins = None
     note = Note(record, work, stage) if record is not None else None
     start = Path(str(c.checkpoint)) if begins is None else out / "checkpoints" / begins
     if stage == "rl":
@@ -384,7 +346,11 @@ def make_batches(c: FullRecipe, root: Path, stage: str) -> tuple[int, supervised
     """Tokens per row, batches and number of steps of a supervised stage: those of the small recipe."""
     t = c.training
     if stage == "sft":
-        per_epoch, batch = sft_batches(root, c.small, c.agent_length)
+        per_epoch, batch = (
+            batches(add_empty_rows(kept_rows(root), c.sft.rows), c.sft.rows, [c.seed])
+            if c.on_packages
+            else sft_batches(root, c.small, c.agent_length)
+        )
         return c.agent_length, batch, per_epoch * c.sft.epochs
     (rows, length), read = rows_of(root, "long" if stage == "long" else "short")
     B = t.batch_tokens // length
@@ -397,7 +363,7 @@ def make_batches(c: FullRecipe, root: Path, stage: str) -> tuple[int, supervised
 def load_parts(c: FullRecipe, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
     """Network and draft layers that a stage trains, from its checkpoint."""
     model, extra = load_hf(start), load_extra(start)
-    layers = None if stage == "cpt" or not c.cluster.drafts else MTP(model.config, c.mtp.layers)
+    layers = None if stage == "cpt" or not c.has_drafts else MTP(model.config, c.mtp.layers)
     if layers is not None and stage != "mtp":
         with torch.no_grad():
             for name, p in layers.named_parameters():
@@ -413,8 +379,12 @@ def save(run: Run | None, out: Path, c: FullRecipe, name: str, model: Transforme
     extra = None if layers is None else {f"mtp.{key}": x.cpu() for key, x in sharding.wholes(layers)}
     files = None
     if run is not None:
-        card = about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
-        own = (
+        card = (
+            make_card(run, name, model.config, c.rl.algorithm, layers is not None)
+            if c.on_packages and name == "sft"
+            else about(run, out, name, model.config, layers is not None).replace("A small ", "A ")
+        )
+        own = not c.on_packages and (
             name == "final" or name == "sft" and c.sft.conversations is None
         )  # the agent's turns, not the given template's
         speakers = {"speakers": language_of(out).speakers} if own else {}
@@ -425,14 +395,23 @@ def save(run: Run | None, out: Path, c: FullRecipe, name: str, model: Transforme
 def reinforce(c: FullRecipe, out: Path, work: Path, start: Path, note: Note | None) -> dict:
     """Dr. GRPO from the end of SFT; the draft layers go along unchanged."""
     config = make_rl_config(c, config_of(start).num_experts, out)
-    tasks = CheckpointTasks(config, c.small)
-    metrics = reinforced("rl", config, work, out, tasks, note.log if note else quiet, note.stage.say if note else quiet)
+    log, say = (note.log, note.stage.say) if note else (quiet, quiet)
+    if c.on_packages:
+        tasks = make_package_tasks(c, out)
+        metrics = reinforced("rl", config, work, out, tasks, tasks.chat_format, limits_of(c, tasks), log, say)
+    else:
+        tasks = CheckpointTasks(config, c.small)
+        metrics = reinforced("rl", config, work, out, tasks, tasks.language, tasks.limits, log, say)
     if note is not None:
         note.catch_up(c.rl.steps)
-        if c.sft.conversations is not None:
+        if c.sft.conversations is not None and not c.on_packages:
             replace_chat_template(work / "checkpoints" / "final", language_of(out).speakers)
         shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
         os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
+        if c.on_packages:
+            final = out / "checkpoints" / "final"
+            card = make_card(note.stage.run, "final", config_of(final), c.rl.algorithm, bool(load_extra(final)))
+            (final / "README.md").write_text(card, encoding="utf-8")
     return {
         "steps": c.rl.steps,
         "prompts": c.rl.steps * c.rl.prompts,
@@ -446,30 +425,34 @@ def reinforced(
     c: rl.Rl,
     work: Path,
     out: Path,
-    tasks: CheckpointTasks,
+    tasks: TaskSet,
+    chat_format: ChatFormat,
+    limits: Limits,
     log: Callable[..., None],
     say: Callable[[str], None],
 ) -> dict[str, float]:
-    """RL on this rank, with the monitor, and the newest rollouts in the folder `out`."""
-    map_fn = partial(map_on_cores, processes_per_core=2, processes=None if current().device.type == "cpu" else 1)
+    """RL on this rank, with the monitor, and the newest rollouts in the folder `out`. Slow environments are driven from
+    this process, since their sandboxes are its own; others are sampled on all cores."""
+    on_cores = current().device.type == "cpu" and not isinstance(tasks, PackageTasks)
+    map_fn = partial(map_on_cores, processes_per_core=2, processes=None if on_cores else 1)
     return rl.train(
         technique,
         c,
         work,
         tasks,
-        tasks.language,
-        tasks.limits,
+        chat_format,
+        limits,
         log=log,
         watcher=make_watcher(c.rl, tasks.tools, say) if c.rl.monitor.on else None,
-        show=latest_of(c, out, tasks),
+        show=latest_of(c, out, chat_format),
         map_fn=map_fn,
     )
 
 
-def latest_of(c: rl.Rl, out: Path, tasks: CheckpointTasks) -> rl.Show:
+def latest_of(c: rl.Rl, out: Path, chat_format: Any) -> rl.Show:
     """Keeps the newest rollouts of rank 0 in the run's folder, as a small run does
     (`recipe/small/latest_rollouts.py`)."""
-    latest = Latest(out / FOLDER / "rl.json", tasks.language)
+    latest = Latest(out / FOLDER / "rl.json", chat_format)
 
     def show(step: int, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> None:
         if latest.due(step + 1 == c.rl.steps):
@@ -509,7 +492,7 @@ def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
     if stage is not None:
         stage.total, saved_parts = 2 * len(share) * e.samples, [(stage.restore() or {}).get("parts", {})]
     dist.broadcast_object_list(saved_parts, 0)
-    evaluations, results = saved_parts[0], []
+    evaluations = saved_parts[0]
     dtypes = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
     with Watchdog(out / "work" / "eval", c.cluster.timeout) as watch:
 
@@ -536,25 +519,9 @@ def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
             evaluations[moment] = grids | {"example": all_results[0]["example"]}  # of the first tasks
             if stage is not None:
                 stage.save({"parts": evaluations}, number + 1)
-        for number, name in enumerate(dtypes):
-            nll = cpt.codebase_nll(
-                load_hf(out / "checkpoints" / name), language.tokenizer, heldout_codebase(out), c.training.long_length
-            )
-            results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
-            watch.beat(number)
+        results = measure_codebase(c, out, watch.beat)
     if stage is not None:
         evaluation.conclude(stage, c.small, tasks, evaluations, results)
-
-
-def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
-    """The complete network on every rank."""
-    with torch.device("meta"):
-        network = ref.Transformer(model.config).to(dtype)
-    network.to_empty(device=current().device)
-    with torch.no_grad():
-        for (_, x), parameter in zip(sharding.wholes(model), network.parameters(), strict=True):
-            parameter.copy_(x)
-    return network
 
 
 def decode(stage: Stage | None, out: Path, c: FullRecipe) -> None:

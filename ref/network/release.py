@@ -94,11 +94,17 @@ def make_sidecar_files(
 
 
 def make_model_card(
-    name: str, summary: str, config: Config, facts: Mapping[str, str], opening: str | None = None, drafts: bool = False
+    name: str,
+    summary: str,
+    config: Config,
+    facts: Mapping[str, str],
+    opening: str | None = None,
+    drafts: bool = False,
+    role: str = "env",
 ) -> str:
     """The model card in Markdown: `summary` the model is in a sentence or two, `facts` about data and results, and how
     to sample it. `opening`: the environment's first text, for a network that has learned the agent's turns. `drafts`:
-    whether there are multi-token-prediction layers."""
+    whether there are multi-token-prediction layers. `role`: who speaks first."""
     kind = FAMILIES[config.model_type].title
     if config.num_experts:
         kind += f", {config.num_experts} experts per layer, {config.num_experts_per_tok} per token"
@@ -112,7 +118,7 @@ def make_model_card(
     if opening is None:
         prompt = 'tokenizer("def ", return_tensors="pt")'
     else:
-        message = json.dumps([{"role": "env", "content": opening}])
+        message = json.dumps([{"role": role, "content": opening}])
         prompt = f'tokenizer.apply_chat_template({message}, add_generation_prompt=True, return_tensors="pt")'
     layers = (
         "\n`mtp/model.safetensors` holds draft layers (multi-token prediction) for etude's decoder; other "

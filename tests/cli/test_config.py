@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit.disk import parse_toml
 from kit.settings import RunError, describe, fill, parse_number
 from recipe.asynchronous.run import Async
-from recipe.full.stages import FullRecipe
+from recipe.full.settings import FullRecipe
 from ref.network import Config, RopeScaling
 from scaled.pretrain import Full
 from scaled.rl import Rl

@@ -188,6 +188,10 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["run", "recipe"], [*trained, ("--set", RECIPE_SETS), ("--out", runs), ("--corpus", ABSENT)]),
         (["run", "recipe", "--resume"], [("--out", (*runs, *PLACES))]),
         (
+            ["run", "recipe", "--scale", "full", "--backend", "gloo", "--checkpoint", "runs/hollow/checkpoints/final"],
+            [("--tasks", read)],
+        ),
+        (
             ["run", "cpt", "--scale", "full", "--backend", "gloo"],
             [("--checkpoint", read), ("--nproc", (*number, "0", "-1")), ("--corpus", ABSENT), wrong_set],
         ),

@@ -619,7 +619,8 @@ def training(technique, sets, folder):
     c = full_settings.settings(technique, "gloo", {}, sets)
     if not isinstance(c, rl.Rl):
         return pretrain.train(technique, c, folder)
-    return reinforced(technique, c, folder, folder, CheckpointTasks(c), quiet, lambda line: None)
+    tasks = CheckpointTasks(c)
+    return reinforced(technique, c, folder, folder, tasks, tasks.language, tasks.limits, quiet, lambda line: None)
 
 
 def prepared_rows(sets, folder, step):

@@ -16,6 +16,7 @@ import torch
 
 from etude import catalog
 from etude.ledger import figures
+from etude.tasks.build import make_all
 from kit.settings import RunError
 from recipe.full import stages as chain
 from ref import cpt
@@ -25,7 +26,7 @@ from sims.base_evaluations import packages
 from sims.cpt_real import experiment as cpt_real
 from sims.cpt_real.experiment import Experiment, concluded, corpus_of, losses, texts
 from tests import elsewhere
-from tests.mirror.recipes import words
+from tests.mirror.recipes import ROOT, words
 
 SMALL = Experiment(
     budgets=(512, 1024, 2048), rows=2, length=128, windows=5, window=64, seeds=2, resamples=20, dtype="float32"
@@ -225,3 +226,27 @@ def test_the_full_recipe_from_smollm2(tmp_path, ask, here):
     assert {"data", *chain.STAGES} <= record["stages"].keys() and "Unfinished" not in (out / "report.html").read_text()
     assert config_of(out / "checkpoints" / "final") == config_of(start)
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
+
+
+@pytest.mark.real
+def test_rl_on_packages_from_smollm2(tmp_path, ask, here):
+    """Tasks of six packages, SFT, three steps of RL, evaluation and report, with a language model whose template knows
+    no tools."""
+    start = packages.folder_of("smollm2-135m", os.environ.get("ETUDE_MODELS") or tmp_path)
+    recipes, out = tmp_path / "recipes", tmp_path / "out"
+    specs = (*(f"generated:{number}" for number in range(5)), "generated:heldout:0")
+    assert make_all(specs, recipes, 2, 60.0, overwrite=False)
+    few = (
+        "training.dtype=bfloat16", "cluster.agent_length=1024", "rl.max_len=1024", "rl.turn_tokens=192",
+        "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "rl.lr=1e-5", "sft.epochs=2", "sft.rows=4", "sft.adamw_lr=3e-4",
+        "evaluation.tasks=4", "evaluation.samples=1", "evaluation.resamples=100",
+        "tasks.demonstrations=32", "tasks.styles=direct", "tasks.tools=read,edit,shell,finish", "tasks.turns=6",
+    )  # fmt: skip
+    options = ("--scale", "full", "--backend", "gloo", "--nproc", "2", "--config", ROOT / "examples" / "one-gpu.toml")
+    sets = (word for item in few for word in ("--set", item))
+    code, said, error = ask("run", "recipe", *options, "--out", out, "--checkpoint", start, "--tasks", recipes, *sets)
+    assert code == 0 and f"report: {out / 'report.html'}" in said, error
+    assert "chat format: the default one" in said
+    result = json.loads((out / "report.json").read_text())["stages"]["eval"]
+    assert result["checkpoint"]["valid_calls"]["value"] == 0 and result["before"]["valid_calls"]["value"] > 0.5
+    assert len(list((out / "episodes").glob("*/*.jsonl"))) == 3 * 4

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kit.settings import RunError
 from recipe.full import stages as chain
+from recipe.full.settings import Cluster, FullRecipe
 from scaled.runtime import launch
 from scaled.runtime.cut import cut, places
 from scaled.runtime.mesh import AXES, Compute, Layout, computing, current, mesh
@@ -127,7 +128,7 @@ def test_who_hangs_outside_of_the_steps_is_named_too(where, tiny_run, tmp_path):
 
 
 def test_ranks_wait_for_rank_0_to_decode_as_long_as_it_goes_on(tmp_path):
-    c = replace(chain.FullRecipe(), cluster=chain.Cluster(timeout=1))
+    c = replace(FullRecipe(), cluster=Cluster(timeout=1))
     with pytest.raises(RunError, match="no progress in 1 s: rank 0 hangs in the stage decode"):
         chain.decode(None, tmp_path, c)
     sign, done = tmp_path / "work" / "decode" / "beat", tmp_path / "stages" / "decode.json"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe.full import stages as chain
+from recipe.full.settings import Cluster, FullRecipe
 from recipe.small import learner
 from recipe.small.learner import RATES, Learner
 from recipe.small.settings import Mtp, Sft, Training
@@ -55,14 +55,14 @@ class Silent:
         return False
 
 
-def settings_of(detach: bool, micro_rows: int = 4) -> chain.FullRecipe:
+def settings_of(detach: bool, micro_rows: int = 4) -> FullRecipe:
     """Float64, which the dataclass does not check; schedules that differ from step to step."""
     return replace(
-        chain.FullRecipe.rehearsal(),
+        FullRecipe.rehearsal(),
         training=Training(dtype="float64", muon_lr=0.01),  # type: ignore[arg-type]
         mtp=Mtp(layers=MTPConfig(depth=2, intermediate_size=12), weight=0.7, detach_trunk=detach, muon_lr=0.03),
         sft=Sft(muon_lr=0.004, adamw_lr=2e-3),
-        cluster=chain.Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=micro_rows, rematerialise=False),
+        cluster=Cluster(cp=1, long_cp=1, rl_cp=1, ep=1, micro_rows=micro_rows, rematerialise=False),
     )
 
 

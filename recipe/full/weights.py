@@ -1,0 +1,47 @@
+"""The weights of a full run as a whole: the complete network on every rank, and the perplexity of what each stage
+left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipe.full.settings import FullRecipe
+from recipe.small.data import heldout_codebase
+from recipe.small.learner import language_of
+from ref.network import fast as ref
+from scaled import cpt
+from scaled.network.model import Transformer, load_hf
+from scaled.runtime import sharding
+from scaled.runtime.mesh import current
+
+__all__ = ["gather", "measure_codebase"]
+
+
+def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
+    """The complete network on every rank."""
+    with torch.device("meta"):
+        network = ref.Transformer(model.config).to(dtype)
+    network.to_empty(device=current().device)
+    with torch.no_grad():
+        for (_, x), parameter in zip(sharding.wholes(model), network.parameters(), strict=True):
+            parameter.copy_(x)
+    return network
+
+
+def measure_codebase(c: FullRecipe, out: Path, beat: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Perplexity of the held-out codebase after each stage."""
+    results = []
+    for number, name in enumerate(("mid-cpt", "cpt", "sft", "final")):
+        nll = cpt.codebase_nll(
+            load_hf(out / "checkpoints" / name),
+            language_of(out).tokenizer,
+            heldout_codebase(out),
+            c.training.long_length,
+        )
+        results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
+        beat(number)
+    return results
