@@ -16,6 +16,14 @@ from kit import settings
 __all__ = ["play"]
 
 
+def task_number(text: str) -> int:
+    """The number of a task of the small world. Raises BadParameter as other options with a number."""
+    try:
+        return integer_option(0, 9999)["parser"](text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, param_hint="'--task'") from None
+
+
 def play(
     run_or_checkpoint: Annotated[
         Path | None,
@@ -28,12 +36,12 @@ def play(
         ),
     ] = None,
     task: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--task",
-            help="Number of a held-out task of the evaluation.",
+            help="Number of a held-out task of the evaluation; for a run on packages, a task's name or its beginning.",
             show_default="a new task",
-            **integer_option(0, 9999),
+            metavar="NUMBER|NAME",
         ),
     ] = None,
     new: Annotated[
@@ -72,4 +80,11 @@ def play(
     if temperature is not None and not 0 <= temperature < math.inf:
         raise settings.RunError(f"--temperature must be finite and not negative, got {temperature}")
     heat = 0.0 if greedy else temperature
-    importlib.import_module("etude.play.play").watch(run_or_checkpoint, task, new, before, heat, seed, me, as_json)
+    packages = importlib.import_module("etude.play.packages")
+    if run_or_checkpoint is not None and packages.find_run(run_or_checkpoint):
+        if new or me:
+            raise settings.RunError("--new and --me are for the small world; name a task with --task")
+        packages.watch(run_or_checkpoint, task, before, heat, seed or 0, as_json)
+        return
+    number = None if task is None else task_number(task)
+    importlib.import_module("etude.play.play").watch(run_or_checkpoint, number, new, before, heat, seed, me, as_json)

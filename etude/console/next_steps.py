@@ -26,6 +26,12 @@ def of_agent(root: Path) -> list[Step]:
     run_path, checkpoints = shlex.quote(str(root)), root / "checkpoints"
     if not (checkpoints / "final").is_dir():
         return []
+    episodes = sorted((root / "episodes" / "after").glob("*.jsonl"))
+    if episodes:
+        return [
+            (f"etude show {shlex.quote(str(episodes[0]))}", "read an episode on a held-out task after RL"),
+            (f"etude play {run_path} --task {episodes[0].stem} --before sft", "play a task, before RL and after it"),
+        ]
     before_option = " --before sft" if (checkpoints / "sft").is_dir() else ""
     comparison = ", before RL and after it" if before_option else ""
     return [

@@ -21,7 +21,16 @@ from etude.report.pictures import (
     speculative_pictures,
     time_picture,
 )
-from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, replace_text
+from etude.report.record import (
+    as_triple,
+    before_after,
+    collect,
+    columns,
+    evaluation_of,
+    in_words,
+    replace_text,
+    stages_of,
+)
 from kit.disk import read_lines
 
 __all__ = ["before_after", "collect", "write"]
@@ -78,8 +87,9 @@ def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[st
     parts += _render_section(
         "What was watched for in RL", [_render_watched(metrics)], watched.picture(metrics.get("rl", []))
     )
+    parts += _render_section("Tasks", [_describe_tasks(stages.get("tasks", {}))], [])
     parts += _render_section(
-        "Continued pretraining",
+        "Continued pretraining" if "cpt" in stages or "tasks" not in stages else "Supervised fine-tuning",
         [_describe_data(stages.get("data", {})), _render_codebase(result)],
         cpt_pictures(metrics),
     )
@@ -88,7 +98,7 @@ def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[st
     )
     parts += _render_section("Rollouts", rollouts, [])
     parts += _render_section("The run", [], time_picture(record["seconds"]))
-    missing = [name for name in STAGES if name not in stages]
+    missing = [name for name in stages_of(record) if name not in stages]
     if missing:
         parts.append(f'<p class="note">Unfinished when this was written: {", ".join(missing)}.</p>')
     settings = html.escape(json.dumps(record.get("config"), indent=1))
@@ -173,8 +183,10 @@ def _render_before_after(record: dict) -> str:
     words = (
         f"{result['tasks']} held-out tasks, {result.get('samples', '?')} samples each; " if result.get("tasks") else ""
     )
-    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over tasks.</p>" + _render_table(
-        ["", "before RL", "after RL", "difference"], [list(row) for row in rows]
+    packages = result.get("packages") or []
+    unit = "packages" if len(packages) > 1 else "the tasks of one package" if packages else "tasks"
+    return f"<p>{html.escape(words)}brackets are 95% bootstrap intervals over {unit}.</p>" + _render_table(
+        ["", *columns(record)], [list(row) for row in rows]
     )
 
 
@@ -186,7 +198,7 @@ def _render_watched(metrics: dict[str, list[dict]]) -> str:
 
 
 def _describe_data(data: dict) -> str:
-    if not data:
+    if not data.keys() & {"files", "heldout"}:  # a run on packages without a corpus has neither
         return ""
     skipped = {reason: count for reason, count in (data.get("skipped") or {}).items() if count}
     heldout = data.get("heldout") or {}
@@ -200,6 +212,19 @@ def _describe_data(data: dict) -> str:
         "skipped: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else "",
     ]
     return f"<p>The corpus: {html.escape('; '.join(filter(None, words)))}.</p>"
+
+
+def _describe_tasks(tasks: dict) -> str:
+    """Which packages a run trained on, and which it was evaluated on."""
+    if not tasks:
+        return ""
+    styles = ", ".join(f"{count} {style}" for style, count in (tasks.get("demonstrations") or {}).items())
+    words = [
+        f"Trained on {tasks.get('training_tasks')} tasks of {', '.join(tasks.get('training_packages') or [])}",
+        f"held out: {tasks.get('heldout_tasks')} tasks of {', '.join(tasks.get('heldout_packages') or [])}",
+        f"SFT on scripted episodes: {styles}" if styles else "SFT on conversations of a file",
+    ]
+    return f"<p>{html.escape('; '.join(words))}.</p>"
 
 
 def _render_codebase(result: dict) -> str:

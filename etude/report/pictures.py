@@ -248,6 +248,12 @@ def _describe_change(difference: Any) -> str:
     return f"did not change measurably ({value:+.2f} [{low:+.2f}, {high:+.2f}])"
 
 
+def _describe_units(result: dict) -> str:
+    """What the intervals of an evaluation are over."""
+    packages = result.get("packages")
+    return f"packages ({len(packages)})" if packages and len(packages) > 1 else f"{result.get('tasks', 'the')} tasks"
+
+
 def eval_pictures(result: dict) -> list[str]:
     before, after, figures = result.get("before") or {}, result.get("after") or {}, []
     difference = result.get("difference") or {}
@@ -267,7 +273,7 @@ def eval_pictures(result: dict) -> list[str]:
                 figure,
                 "success before and after RL",
                 f"Whiskers: 95% bootstrap over "
-                f"{result.get('tasks', 'the')} tasks. Sampled success {_describe_change(difference.get('success'))}, "
+                f"{_describe_units(result)}. Sampled success {_describe_change(difference.get('success'))}, "
                 f"best of 8 {_describe_change(difference.get('best_of_8'))}, "
                 f"greedy {_describe_change(difference.get('greedy'))}. "
                 f"If sampled success rises and best of 8 does not, RL made likely what was already within reach.",

@@ -38,11 +38,25 @@ def collect(root: Path) -> dict:
 # The stages of the recipe, in order.
 STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 
+
+def stages_of(record: dict) -> tuple[str, ...]:
+    """The stages of a run, in order: those of the recipe, or of a run on packages."""
+    config = record.get("config") or {}
+    if (config.get("tasks") or {}).get("recipes") is None:
+        return STAGES
+    has_corpus = (config.get("data") or {}).get("corpus") is not None
+    has_drafts = has_corpus and (config.get("cluster") or {}).get("drafts", True)
+    pretraining = (("cpt", "mtp", "long") if has_drafts else ("cpt", "long")) if has_corpus else ()
+    return ("tasks", "data", *pretraining, "sft", "measure", "rl", "eval")
+
+
 # Key, name, number format, and whether higher is better (None: neither).
 _MEASURES = (
     ("success", "success, sampled", "{:.3f}", True),
     ("best_of_8", "best of 8", "{:.3f}", True),
     ("greedy", "success, greedy", "{:.3f}", True),
+    ("valid_calls", "valid calls, share", "{:.3f}", True),
+    ("finished", "finished, share", "{:.3f}", True),
     ("tokens", "tokens", "{:.1f}", False),
     ("turns", "turns", "{:.2f}", False),
     ("invalid_calls", "invalid calls", "{:.3f}", False),
@@ -50,22 +64,27 @@ _MEASURES = (
 )
 
 
-def before_after(record: dict) -> list[tuple[str, str, str, str]]:
-    """Rows (measure, before, after, difference) with intervals as text; empty without an evaluation."""
+def before_after(record: dict) -> list[tuple[str, ...]]:
+    """Rows (measure, before, after, difference) with intervals as text, with a run on packages also the checkpoint that
+    it started from in front (`columns`); empty without an evaluation. Only packages have shares of valid calls and of
+    finished episodes."""
     result = record.get("stages", {}).get("eval", {})
-    before, after, difference = (result.get(key) or {} for key in ("before", "after", "difference"))
+    moments = [
+        result.get(key) or {} for key in ("checkpoint", "before", "after") if key in result or key != "checkpoint"
+    ]
+    difference = result.get("difference") or {}
     rows = []
     for key, name, form, _ in _MEASURES:
-        if key in before or key in after:
-            rows.append(
-                (
-                    name,
-                    in_words(before.get(key), form),
-                    in_words(after.get(key), form),
-                    in_words(difference.get(key), form.replace(":", ":+")),
-                )
-            )
+        if any(key in moment for moment in moments) and (key != "finished" or "checkpoint" in result):
+            values = [in_words(moment.get(key), form) for moment in moments]
+            rows.append((name, *values, in_words(difference.get(key), form.replace(":", ":+"))))
     return rows
+
+
+def columns(record: dict) -> tuple[str, ...]:
+    """The headings of `before_after`, without the first."""
+    start = ("checkpoint",) if "checkpoint" in record.get("stages", {}).get("eval", {}) else ()
+    return (*start, "before RL", "after RL", "difference")
 
 
 def _read_object(path: Path) -> dict:

@@ -20,6 +20,7 @@ from etude.play import tokens
 from etude.play.example_agent import BEFORE
 from etude.play.play import Agent, agent_in, find_checkpoints
 from etude.play.tokens import Watched
+from etude.report.episodes import render_episodes
 from etude.report.record import as_triple, evaluation_of
 from kit.settings import RunError
 from recipe.microrepo import Task
@@ -38,6 +39,8 @@ STYLE = """<style>
 
 def render_rollouts(root: Path, record: dict[str, Any]) -> list[str]:
     """Blocks of HTML for the run folder `root`; those of stored transcripts if it holds no checkpoints that play."""
+    if episodes := render_episodes(root):
+        return [rendering.STYLE + STYLE, *episodes]
     result = evaluation_of(record)
     try:
         task_pairs = [*pairs(root, result)] if record.get("technique") == "recipe" and result else []

@@ -14,7 +14,7 @@ import numpy as np
 from etude.explorer.provenance import facts, known_facts
 from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in
 from etude.ledger import figures
-from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words
+from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, stages_of
 from kit.disk import timings
 from kit.runs import flatten
 from kit.settings import RunError
@@ -54,7 +54,7 @@ class RunData:
     """Unfinished stages."""
     touched: float
     """When the run last wrote, in seconds since 1970."""
-    changes: list[tuple[str, str, str, str]] = field(default_factory=list)
+    changes: list[tuple[str, ...]] = field(default_factory=list)
     """Measure, before RL, after RL, difference."""
     successes: list[Success] = field(default_factory=list)
     """Measures of success."""
@@ -111,7 +111,7 @@ def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> RunDa
     best = f"best_of_{evaluation.get('samples', 8)}"
     names = (("success", "sampled"), ("greedy", "greedy"), (best, best.replace("_", " ")))
     pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
-    stages, changes = _list_planned_stages(config), before_after(record)
+    stages, changes = _list_planned_stages(config), [(row[0], *row[-3:]) for row in before_after(record)]
     if best != "best_of_8" and best in before | after:
         difference = in_words((evaluation.get("difference") or {}).get(best), "{:+.3f}")
         changes.append((best.replace("_", " "), in_words(before.get(best)), in_words(after.get(best)), difference))
@@ -135,6 +135,8 @@ def _list_planned_stages(config: dict) -> list[str]:
     """The stages of a run of the recipe. One of Figure 2 at full scale measures in place of the evaluation, and drafts
     nothing."""
     settings = config["config"]
+    if (settings.get("tasks") or {}).get("recipes") is not None:
+        return [*stages_of(config)]
     skipped_stages = () if settings.get("cluster", {}).get("drafts", True) else ("mtp", "decode")
     replacements = {"eval": "measure"} if "study" in settings else {}
     return [replacements.get(stage, stage) for stage in STAGES if stage not in skipped_stages]
