@@ -1,0 +1,1 @@
+"""RL of a small language model on generated packages."""
