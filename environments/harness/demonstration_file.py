@@ -154,9 +154,9 @@ def record_demonstrations(
 ) -> DemonstrationCounts:
     """Writes a line to `out` for each task of the packages and each style, in the order that the top of this file says;
     what is there already is not played again. `packages`: taken one after the other, when their turn comes. `jobs`:
-    sandboxes at a time. `kind`: of the sandboxes. `tools`, `system`, `strict`, `hides_times`: see `play_demonstration`. `limit`:
-    conversations that the file has in the end, at most. `progress`: hears how many pairs of a task and a style are done
-    with. Raises RunError for an unknown style, and where `out` is another file, or has another prompt."""
+    sandboxes at a time. `kind`: of the sandboxes. `tools`, `system`, `strict`, `hides_times`: see `play_demonstration`.
+    `limit`: conversations that the file has in the end, at most. `progress`: hears how many pairs of a task and a style
+    are done with. Raises RunError for an unknown style, and where `out` is another file, or has another prompt."""
     styles = check_styles(styles)
     done, length = read_demonstrations(out, prompt)
     counts, missing, before = Counter[str](style for _, style in done), 0, len(done)

@@ -132,8 +132,9 @@ def demonstrate(
     runs_files: bool = False,
 ) -> Demonstration | None:
     """The script of a style; its words are drawn by the name of the task. `runs_files`: tests are run by their files,
-    however few they are, with a line for each failure; by default up to NAMED are run by their names. None where nothing in the code can be mistaken
-    so, where no test can be run that fails, and for files that are not in UTF-8 or are gone."""
+    however few they are, with a line for each failure; by default up to NAMED are run by their names. None where
+    nothing in the code can be mistaken so, where no test can be run that fails, and for files that are not in UTF-8 or
+    are gone."""
     rng = random.Random(f"{task} {style}")
     paths = sorted(name for name in gold if given_files.get(name) != gold[name])
     try:

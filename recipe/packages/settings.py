@@ -22,8 +22,8 @@ class PackageSettings:
     recipes: str | None = None
     """Recipe of tasks, or a folder of them, as `etude tasks make` writes them."""
     heldout: tuple[str, ...] = ()
-    """Names of the packages that are evaluated on and never trained on, such as words; all versions of a package go with
-    it. Empty: the packages generated:heldout:N, or without any a share of all, `heldout_share`."""
+    """Names of the packages that are evaluated on and never trained on, such as words; all versions of a package go
+    with it. Empty: the packages generated:heldout:N, or without any a share of all, `heldout_share`."""
     heldout_share: float = 0.25
     """Share of the packages that are held out, one at least; which ones follows from a hash of their names."""
     prompt: Literal["specified", "terse"] = "specified"

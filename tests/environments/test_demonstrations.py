@@ -247,7 +247,7 @@ def test_sft_learns_all_but_the_mistakes(tmp_path, ask):
         assert messages[0]["content"] == "Mend it."
         assert [tool["function"]["name"] for tool in row["tools"]] == ["read", "edit", "shell", "finish"]
         commands = [json.loads(call["function"]["arguments"]).get("command", "-") for call in calls]
-        assert all(re.fullmatch(r"-|python3 -m pytest -q test_\w+\.py", command) for command in commands)
+        assert all(re.fullmatch(r"-|python3 -m pytest -q --tb=line test_\w+\.py", command) for command in commands)
         assert "in 0.00s" in str(messages)
         assert not re.search(r"in \d+\.\d+s", str(messages).replace("in 0.00s", ""))
 
