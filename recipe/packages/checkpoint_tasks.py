@@ -32,7 +32,8 @@ def find_package_run(checkpoint: Path) -> tuple[Path, dict[str, Any]] | None:
     if root is None:
         return None
     config = read_json(root / "config.json")["config"]
-    return (root, config) if (config.get("tasks") or {}).get("recipes") is not None else None
+    tasks = config.get("tasks")
+    return (root, config) if isinstance(tasks, dict) and tasks.get("recipes") is not None else None
 
 
 def find_setup(c: RunSettings, length: str = "length", tool_s: float = 0.0) -> RolloutSetup:

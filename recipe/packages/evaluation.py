@@ -34,6 +34,7 @@ __all__ = [
     "conclude",
     "evaluate_policy",
     "first_reply",
+    "interval",
     "save_episodes",
     "summarise",
 ]
@@ -102,7 +103,7 @@ def measure(rollout: Rollout) -> dict[str, float]:
     }
 
 
-def average_by_package(values: np.ndarray, packages: Sequence[str]) -> np.ndarray:
+def sum_by_package(values: np.ndarray, packages: Sequence[str]) -> np.ndarray:
     """[number of packages, 2]: the sum over the tasks of each package, and their number. A bootstrap over these rows
     keeps the tasks of a package together."""
     names = sorted({*packages})
@@ -117,9 +118,7 @@ def interval(values: np.ndarray, packages: Sequence[str], resamples: int) -> dic
     """The mean over tasks, with a 95% bootstrap interval over packages; of a single package, over its tasks."""
     if len({*packages}) == 1:
         return bootstrap(values, n=resamples)
-    return bootstrap(
-        average_by_package(values, [*packages]), lambda rows: rows[:, 0].sum() / rows[:, 1].sum(), n=resamples
-    )
+    return bootstrap(sum_by_package(values, [*packages]), lambda rows: rows[:, 0].sum() / rows[:, 1].sum(), n=resamples)
 
 
 def summarise(grids: dict[str, Any], packages: Sequence[str], resamples: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ tasks is generated: the figure says nothing about real packages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,9 @@ from kit.disk import atomic_write, read_lines
 from kit.process import cores, map_on_cores
 from kit.runs import Run
 from kit.settings import RunError
-from kit.statistics import bootstrap
 from recipe.packages.chat_format import load_chat_format, make_chaining
 from recipe.packages.data import pack_rows, prepare_tasks
-from recipe.packages.evaluation import average_by_package, evaluate_policy, save_episodes
+from recipe.packages.evaluation import evaluate_policy, interval, save_episodes
 from recipe.packages.settings import PackageSettings
 from recipe.packages.tasks import PackageTasks, make_schemas
 from recipe.small.conversations import batches, kept_rows
@@ -368,19 +367,13 @@ def gains(results: Mapping[str, dict], arm: str, measure_name: str, c: Experimen
     )
 
 
-def interval(values: np.ndarray, packages: Sequence[str], c: Experiment) -> dict[str, float]:
-    """The mean over tasks [tasks], with a bootstrap interval over packages."""
-    rows = average_by_package(values, packages)
-    return bootstrap(rows, lambda part: part[:, 0].sum() / part[:, 1].sum(), n=c.resamples)
-
-
 def verdicts(results: Mapping[str, dict], c: Experiment) -> list[dict]:
     """RL raises success on held-out packages, sampled and greedy, and more than its control; the control does not."""
     packages = results["checkpoint"]["packages"]
     claims = []
 
     def add(name: str, says: str, differences: np.ndarray, rule: dict, sign: int, note: str) -> None:
-        mean = interval(differences.mean(0), packages, c)
+        mean = interval(differences.mean(0), packages, c.resamples)
         by_training = differences.mean(1)
         claims.append(
             claim(
