@@ -73,6 +73,7 @@ FOLDERS = ("base", "dev/shm", "proc", "run", "tmp", "work", "etc", "home", SITE)
 LINKS = {
     **{"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib", "usr/lib64": "lib"},
     **{"usr/bin/python3": PYTHON, "usr/bin/python": PYTHON},
+    "usr/lib/python3/dist-packages": f"../{PYTHON}/site-packages",  # where the Python of Debian and Ubuntu looks
     **{
         "dev/fd": "/proc/self/fd",
         "dev/stdin": "/proc/self/fd/0",

@@ -207,6 +207,15 @@ def test_pytest_runs(sandbox):
     sandbox.call("shell", {"command": "rm -r test_it.py __pycache__"})
 
 
+def test_packages_lie_where_the_python_of_debian_looks(sandbox):
+    """It does not read site-packages. On Debian and Ubuntu with their own Python no test of a package could be run."""
+    program = """
+sys.path[:] = [path for path in sys.path if "site-packages" not in path] + ["/usr/lib/python3/dist-packages"]
+import iniconfig, packaging, pluggy, pygments, pytest
+print(json.dumps(pytest.__file__))"""
+    assert played(sandbox, program).startswith("/usr/lib/python3/dist-packages/pytest/")
+
+
 def test_every_utility_starts(sandbox, root):
     """No shared library is missing."""
     names = sorted(os.listdir(root / "usr" / "bin"))
