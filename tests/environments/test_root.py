@@ -18,7 +18,7 @@ from environments.sandbox.cache import keep
 from kit.settings import RunError
 
 
-def played(sandbox, program):
+def run_python(sandbox, program):
     """What a Python program says inside, as JSON."""
     heard = sandbox.call(
         "shell", {"command": f"cat > /tmp/p.py <<'END'\nimport json, os, sys\n{program}\nEND\npython3 /tmp/p.py"}
@@ -143,14 +143,14 @@ def test_what_is_missing_is_named_with_what_installs_it(monkeypatch):
 
 
 def test_no_package_comes_along_but_those_that_are_listed(sandbox):
-    found = played(
+    found = run_python(
         sandbox,
         "from importlib import metadata\nprint(json.dumps([d.metadata['Name'].lower() for d in "
         "metadata.distributions()]))",
     )
     assert sorted(found) == sorted(building.DISTRIBUTIONS)
     for name in ("pip", "setuptools", "ensurepip", "pkg_resources", "hypothesis", "torch", "numpy", "idlelib"):
-        assert not played(
+        assert not run_python(
             sandbox, f"import importlib.util\nprint(json.dumps(importlib.util.find_spec({name!r}) is not None))"
         ), name
 
@@ -192,7 +192,7 @@ def test_python_runs_as_it_is_and_finds_its_library(sandbox):
     program += (
         "print(json.dumps([sys.version, sys.prefix, sysconfig.get_path('stdlib'), sys.path, os.environ['PATH']]))"
     )
-    version, prefix, library, path, programs = played(sandbox, program)
+    version, prefix, library, path, programs = run_python(sandbox, program)
     assert (version, prefix, library, programs) == (sys.version, "/usr", f"/usr/lib/{building.PYTHON}", "/usr/bin")
     assert all(found.startswith(("/usr/lib/python", "/tmp")) for found in path)
 
@@ -213,7 +213,7 @@ def test_packages_lie_where_the_python_of_debian_looks(sandbox):
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + ["/usr/lib/python3/dist-packages"]
 import iniconfig, packaging, pluggy, pygments, pytest
 print(json.dumps(pytest.__file__))"""
-    assert played(sandbox, program).startswith("/usr/lib/python3/dist-packages/pytest/")
+    assert run_python(sandbox, program).startswith("/usr/lib/python3/dist-packages/pytest/")
 
 
 def test_every_utility_starts(sandbox, root):
