@@ -65,7 +65,7 @@ from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.mtp import MTP, mtp_loss
 from ref.network import Output, Transformer
-from ref.rollout import Limits, MapFunction, Rollout, hash_seed, map_in_order, sample_rollouts
+from ref.rollout import Limits, MapFunction, Outcome, Rollout, hash_seed, map_in_order, sample_rollouts
 from ref.router_replay import compare_experts, replay
 from ref.self_summary import Chain, Chaining, spread
 from ref.textual_feedback import Hinted, feedback_loss, hinted, predictions
@@ -375,12 +375,17 @@ class Plain:
 class Curriculum(Protocol):
     """Which tasks come next: `InOrder`, or one that follows what the rollouts so far have shown."""
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged of where it stands, such as a level."""
+        ...
+
     def choose(self, step: int, count: int) -> list[Any]:
         """The tasks of a step."""
         ...
 
-    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
-        """Takes the rollouts of a step."""
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+        """Takes how the rollouts of a step ended; those of a task are adjacent."""
         ...
 
 
@@ -390,10 +395,14 @@ class InOrder:
     def __init__(self, tasks: TaskSet, stream: str = "rl"):
         self.tasks, self.stream = tasks, stream
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def choose(self, step: int, count: int) -> list[Any]:
         return [self.tasks.task(self.stream, step * count + n) for n in range(count)]
 
-    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
         """The order does not depend on them."""
 
 
@@ -407,7 +416,7 @@ class Done:
     rollouts: Sequence[Rollout]
     result: "Step"
     metrics: dict[str, float]
-    """Of the trainer."""
+    """Of the trainer and of the curriculum."""
 
 
 def train(
@@ -458,8 +467,8 @@ def train(
             seed=hash_seed(seed, "shuffle", step),
             map_fn=map_fn,
         )
-        metrics = trainer.apply(result, c.rate(step))
-        curriculum.update(step_tasks, rollouts)
+        metrics = trainer.apply(result, c.rate(step)) | curriculum.metrics
+        curriculum.update(step_tasks, [rollout.outcome for rollout in rollouts])
         observe(Done(step + 1, step_tasks, rollouts, result, metrics))
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "Driver",
     "MapFunction",
     "Limits",
+    "Outcome",
     "Rollout",
     "common_names",
     "decode_rollout",
@@ -95,6 +96,19 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1; got {value}")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a rollout ended: what a curriculum follows, and what fits into a line of a journal."""
+
+    task: Any
+    failure: str
+    """Why its environment failed; empty if it did not."""
+    metrics: Mapping[str, float]
+    """Those of the environment; empty after a failure."""
+    num_sampled_tokens: int
+    """Tokens that the policy wrote."""
+
+
 @dataclass
 class Rollout:
     """A finished episode: what was sampled, what was said, and what it earned."""
@@ -125,6 +139,11 @@ class Rollout:
     def reward(self) -> float:
         """The sum of its terms."""
         return sum(self.terms.values(), 0.0)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return Outcome(self.task, self.failure, self.metrics, self.chain.num_sampled_tokens)
 
     @property
     def logged(self) -> dict[str, float]:

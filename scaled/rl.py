@@ -18,7 +18,8 @@ Where this file departs from the report
 1. Sampler and trainer take turns on the same ranks, so every step is on-policy.
 2. The sampler is `ref.engine.sampler`: it needs memory for the complete network on every rank.
 3. k1 is charged to the reward. The report uses k1 and does not say where (`ref/kl.py`).
-4. Tasks always follow the world's mix; only small runs upsample harder tasks (`recipe/small/reinforcement.py`).
+4. Tasks of the small world always follow its mix; only small runs upsample harder ones
+   (`recipe/small/reinforcement.py`). On packages a curriculum may climb levels of difficulty (`curriculum.py`).
 
 The caller provides tasks, which make environments (`ref/environment.py`), and a chat format; nothing here depends on
 what they say.
@@ -38,7 +39,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -49,11 +50,12 @@ from ref.engine.sampler import Sampler
 from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
 from ref.network import fast as ref
-from ref.rl import Settings, score_rollouts
+from ref.rl import Curriculum, Settings, score_rollouts
 from ref.rollout import Limits, MapFunction, Rollout, common_names, hash_seed, map_in_order, sample_rollouts
 from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
+from scaled.curriculum import FollowedCurriculum
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
 from scaled.network.model import Transformer, load_hf, save_hf
@@ -202,15 +204,17 @@ def train(
     chat_format: ChatFormat,
     limits: Limits,
     *,
+    curriculum: Curriculum | None = None,
     log: Log = lambda *_, **__: None,
     watcher: Watcher | None = None,
     show: Show | None = None,
     map_fn: MapFunction = map_in_order,
 ) -> dict[str, float]:
-    """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `watcher` is
-    told what the rollouts of every step did. `map_fn`: see `ref.rl.train`; rollouts are sampled by it. Returns the
-    metrics of the last step, the alarms among them as their number, and success on held-out tasks before and after.
-    FOLDER/checkpoints/final holds the final network; other files: `scaled/optimise.py`, `scaled/watching.py`."""
+    """The complete training on this rank; `log(step, steps, **metrics)` and `show` are called on rank 0. `curriculum`
+    chooses the tasks (None: those of the stream "rl" in order). `watcher` is told what the rollouts of every step did.
+    `map_fn`: see `ref.rl.train`; rollouts are sampled by it. Returns the metrics of the last step, the alarms among
+    them as their number, and success on held-out tasks before and after. FOLDER/checkpoints/final holds the final
+    network; other files: `scaled/optimise.py`, `scaled/watching.py`, `scaled/curriculum.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with training_context(c, folder, rank):
@@ -226,7 +230,10 @@ def train(
         load = synced(c, folder, sampler, model) if c.sync else partial(fetch, sampler, model)
         look = watching(watcher, folder, c.rl.prompts, c.rl.rollouts) if watcher else None
         show = show if rank == 0 else None
-        gradients = partial(sample_and_improve, c, model, reference, sample, tasks, load, look=look, show=show)
+        followed = None if curriculum is None else FollowedCurriculum(curriculum, folder, c.rl.prompts, c.rl.rollouts)
+        gradients = partial(
+            sample_and_improve, c, model, reference, sample, tasks, load, curriculum=followed, look=look, show=show
+        )
         metrics |= shortened(optimise(c, folder, technique, model, gradients, log))
         if c.heldout:
             with Watchdog(folder / "ranks", c.timeout):
@@ -259,9 +266,11 @@ def sample_tasks(
     stream: str,
     numbers: Sequence[int],
     *generator_names: object,
+    chosen: Sequence[Any] | None = None,
 ) -> list[Rollout]:
-    """This rank's rollouts of tasks, given by number in a stream; `generator_names` names the generator."""
-    stream_tasks = [tasks.task(stream, number) for number in numbers]
+    """This rank's rollouts of tasks, given by number in a stream, or of those that a curriculum has chosen;
+    `generator_names` names the generator."""
+    stream_tasks = [tasks.task(stream, number) for number in numbers] if chosen is None else chosen
     draws = generator(c.seed, stream, *generator_names)
     return sample_rollouts(
         sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, map_fn, tasks.is_slow
@@ -276,15 +285,23 @@ def sample_and_improve(
     tasks: TaskSet,
     load: Callable[[int], dict[str, float]],
     step: int,
+    curriculum: FollowedCurriculum | None = None,
     look: Look | None = None,
     show: Show | None = None,
 ) -> dict[str, float]:
     """Samples the rollouts of a step, leaves their policy gradient in `model`, and returns the metrics of the step.
-    load(step) gives the sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts.
-    `look` watches them, and `show` shows some."""
+    load(step) gives the sampler its weights, and returns metrics; `sample(stream, numbers, step)` gives rollouts, of
+    the tasks that `curriculum` chooses, if there is one. `look` watches them, and `show` shows some."""
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sync_metrics = load(step)
-    rollouts = sample("rl", [step * c.rl.prompts + n // c.rl.rollouts for n in numbers], step)
+    task_numbers = [step * c.rl.prompts + n // c.rl.rollouts for n in numbers]
+    curriculum_metrics: dict[str, float] = {}
+    if curriculum is None:
+        rollouts = sample("rl", task_numbers, step)
+    else:
+        step_tasks = curriculum.choose(step)
+        rollouts = sample("rl", task_numbers, step, chosen=[step_tasks[n // c.rl.rollouts] for n in numbers])
+        curriculum_metrics = curriculum.update(step, step_tasks, rollouts)
     score_rollouts(c.rl, tasks, rollouts, hash_seed(c.seed, "hints", step))
     result = improve(c, model, reference, rollouts)
     if show:
@@ -296,11 +313,11 @@ def sample_and_improve(
         "engine_kl": result.engine.nanmean().item(),
         "imbalance": result.load,
     }
-    metrics |= sync_metrics | {
-        "mismatch": result.mismatch["p50"],
-        "mismatch_p99": result.mismatch["p99"],
-        "tokens": float(result.tokens),
-    }
+    metrics |= (
+        sync_metrics
+        | curriculum_metrics
+        | {"mismatch": result.mismatch["p50"], "mismatch_p99": result.mismatch["p99"], "tokens": float(result.tokens)}
+    )
     metrics |= (
         {} if result.divergence is None else {"distilled": float(result.distilled), "divergence": result.divergence}
     )

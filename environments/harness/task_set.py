@@ -28,7 +28,7 @@ from environments.tasks.levels import Schedule, State
 from ref import transcript
 from ref.environment import ChatFormat
 from ref.messages import Message
-from ref.rollout import SUMMARY, Rollout
+from ref.rollout import SUMMARY, Outcome, Rollout
 from ref.textual_feedback import Hint
 
 __all__ = ["HarnessTasks", "Levels", "Span", "lines_of", "spans_of", "transcript_of"]
@@ -223,11 +223,16 @@ class Levels:
             tasks.append(self.tasks_by_name[name])
         return tasks
 
-    def update(self, tasks: Sequence[HarnessTask], rollouts: Sequence[Rollout]) -> None:
+    def update(self, tasks: Sequence[HarnessTask], outcomes: Sequence[Outcome]) -> None:
         """See `Curriculum`. Failed environments count neither as solved nor as tried."""
-        finished_rollouts = [rollout for rollout in rollouts if not rollout.failure]
-        solved = sum(rollout.metrics["success"] == 1 for rollout in finished_rollouts)
-        self.progress = self.schedule.update(self.progress, solved, len(finished_rollouts))
+        valid = [outcome for outcome in outcomes if not outcome.failure]
+        solved = sum(outcome.metrics["success"] == 1 for outcome in valid)
+        self.progress = self.schedule.update(self.progress, solved, len(valid))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The level of the next step, counted from 0."""
+        return {"level": float(self.progress.level)}
 
     def save(self, path: Path) -> None:
         """Saves where the curriculum stands, as `Schedule.save`."""

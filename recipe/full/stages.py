@@ -444,6 +444,7 @@ def reinforced(
         limits,
         log=log,
         watcher=make_watcher(c.rl, tasks.tools, say) if c.rl.monitor.on else None,
+        curriculum=tasks.curriculum() if isinstance(tasks, PackageTasks) else None,
         show=latest_of(c, out, chat_format),
         map_fn=map_fn,
     )

@@ -66,6 +66,10 @@ def prepare_tasks(
     all_tasks = [task for package in packages for task in package.tasks.values()]
     prompts = {task.id: task.specified if settings.prompt == "specified" else task.terse for task in all_tasks}
     check_lengths(settings, chat_format, prompts, max_len)
+    if settings.levels > counts["training"]:
+        raise RunError(
+            f"tasks.levels={settings.levels} must be at most the number of tasks to train on, {counts['training']}"
+        )
     demonstration_counts: dict[str, int] = {}
     (run.root / "stages" / "data.json").unlink(missing_ok=True)  # rows are packed of what is trained on now
     if conversations is None:

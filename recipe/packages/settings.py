@@ -57,6 +57,11 @@ class PackageSettings:
     """Seconds of processor time for the tests of a task."""
     fresh_inputs: bool = True
     """Grade also by inputs that stand in no test."""
+    levels: int = 0
+    """Levels of difficulty in RL, the easiest first (`environments/tasks/levels.py`): the level rises where more than
+    three quarters of its rollouts succeed, and falls where less than a quarter does. 0: tasks come in a fixed order."""
+    level_rollouts: int = 64
+    """Rollouts after which the level is decided on."""
     threads: bool = True
     """Whether tools run while the model writes other turns. False: one after the other, so a run that is repeated or
     resumed has the same bits."""
@@ -67,9 +72,9 @@ class PackageSettings:
     reward could be earned. 0: no minimum."""
 
     def __post_init__(self):
-        least: dict[str, float] = dict.fromkeys(("turns", "summary_tokens", "contexts"), 1)
+        least: dict[str, float] = dict.fromkeys(("turns", "summary_tokens", "contexts", "level_rollouts"), 1)
         least |= dict.fromkeys(
-            ("demonstrations", "summary_at", "call_seconds", "episode_seconds", "grading_seconds"), 0
+            ("demonstrations", "summary_at", "call_seconds", "episode_seconds", "grading_seconds", "levels"), 0
         )
         check_ranges(self, least=least, shares=("heldout_share", "min_valid_calls"))
         select_tools(self.tools)

@@ -15,13 +15,14 @@ from environments.grading.guarded import Exam, Grade, grade, prepare_exam
 from environments.harness.environment import HarnessEnvironment, HarnessTask
 from environments.harness.hint_audit import make_secret
 from environments.harness.jobs import WORKING, make_job
-from environments.harness.task_set import HarnessTasks
+from environments.harness.task_set import HarnessTasks, Levels
 from environments.harness.tools import openai, select_tools
 from environments.monitor import Call
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import open_sandbox, own_store
 from environments.tasks.build import judges_of
 from environments.tasks.check import exam_of
+from environments.tasks.levels import Schedule
 from environments.tasks.load import list_recipes, load_tasks, read_recipe
 from environments.tasks.make import Task
 from environments.tasks.package import Package
@@ -151,6 +152,8 @@ class PackageTasks(HarnessTasks):
         self.lock = threading.Lock()
         self.package_of: dict[str, str] = {}
         """Task → name of its package."""
+        self.bits: dict[str, float] = {}
+        """Task → bits of difficulty, (5) of `ref/feature_deletion.py`."""
         super().__init__(
             {"rl": self._make_tasks(training), "heldout": self._make_tasks(heldout)},
             partial(open_sandbox, kind=settings.sandbox, limits=WORKING),
@@ -178,7 +181,7 @@ class PackageTasks(HarnessTasks):
                     system=settings.system,
                     hides_times=True,
                 )
-                self.package_of[name] = package.name
+                self.package_of[name], self.bits[name] = package.name, task.difficulty.bits
                 secret = make_secret(task, package.package, exam)
                 tasks.append(HarnessTask(job, exam, frozenset(task.visible), secret))
         return tasks
@@ -186,6 +189,14 @@ class PackageTasks(HarnessTasks):
     def heldout_tasks(self, count: int) -> list[HarnessTask]:
         """The first held-out tasks, in the order of this seed; all of them if there are fewer."""
         return [self.task("heldout", number) for number in range(min(count, len(self.streams["heldout"])))]
+
+    def curriculum(self) -> Levels | None:
+        """The levels of the settings; None without."""
+        if not self.settings.levels:
+            return None
+        trained = {task.key for task in self.streams["rl"]}
+        bits = {name: value for name, value in self.bits.items() if name in trained}
+        return Levels(Schedule(bits, self.settings.levels, self.settings.level_rollouts, self.seed), self)
 
     def environment(self, task: HarnessTask, number: int) -> HarnessEnvironment:
         """See `TaskSet`. A sandbox for its grading is opened ahead."""

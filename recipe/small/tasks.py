@@ -17,7 +17,7 @@ from recipe.small.data import task_stream
 from recipe.small.hints import hint_rollouts
 from recipe.small.settings import Recipe
 from recipe.small.transcripts import TOOLS, transcript_of
-from ref.rollout import Rollout, hash_seed
+from ref.rollout import Outcome, Rollout, hash_seed
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
 
@@ -80,6 +80,10 @@ class Depths:
         self.config, self.consumed, self.kind_totals = config, 0, np.zeros((N_KINDS, 3))
         self.tasks: Iterator[Task] | None = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def choose(self, step: int, count: int) -> list[Task]:
         r = self.config.rl
         if self.tasks is None:
@@ -95,10 +99,10 @@ class Depths:
         self.consumed += len(selected_tasks) + dropped_count
         return selected_tasks
 
-    def update(self, tasks: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            if not rollout.failure:
-                self.kind_totals[rollout.task.depth] += 1, rollout.metrics["turns"], rollout.chain.num_sampled_tokens
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if not outcome.failure:
+                self.kind_totals[outcome.task.depth] += 1, outcome.metrics["turns"], outcome.num_sampled_tokens
 
     def state(self) -> dict:
         """What a stage saves."""

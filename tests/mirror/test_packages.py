@@ -53,6 +53,8 @@ SETS = (
     "tasks.styles=direct",
     "tasks.turns=4",
     "tasks.threads=false",
+    "tasks.levels=2",
+    "tasks.level_rollouts=4",
     "tasks.min_valid_calls=0",
 )
 
@@ -134,6 +136,7 @@ def test_every_stage_runs_and_survives_sigkill(start, recipes, finished, tmp_pat
     assert result["checkpoint"]["valid_calls"]["value"] == 0, "an untrained network calls nothing"
     for line in read_lines(out / "metrics" / "rl.jsonl"):
         assert line["calls"] > line["invalid_calls"], "SFT has taught it to call tools in tasks that it knows"
+        assert line["level"] == 0, "no level was left in two steps whose rollouts fail"
     episodes = sorted((out / "episodes" / "after").glob("*.jsonl"))
     assert len(episodes) == 2
     for path in episodes:
@@ -208,6 +211,8 @@ def test_what_cannot_work_is_said_before_a_rank_starts(start, recipes, tmp_path,
         (start, recipes, ("tasks.tools=read",), "tools must hold finish"),
         (start, recipes, ("tasks.styles=zebra",), "styles must be of direct"),
         (start, recipes, ("tasks.summary_at=500",), "leave no room for an answer"),
+        (start, recipes, ("tasks.levels=99",), "tasks.levels=99 must be at most the number of tasks to train on, "),
+        (start, recipes, ("tasks.levels=-1",), "levels must be at least 0"),
         (start, recipes, ("rl.steps=0",), "rl.steps must be at least 1"),
         (start, recipes, ("cluster.cp=3",), "cluster.cp=3 must divide the number of ranks"),
         (start, recipes, ("context.join=none",), "see tasks.summary_at"),
