@@ -63,6 +63,7 @@ from ref.cpt import wsd
 from ref.engine.sampler import Sampler, Segment
 from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
+from ref.lora import rank_of
 from ref.mtp import MTP, mtp_loss
 from ref.network import Output, Transformer
 from ref.rollout import Limits, MapFunction, Outcome, Rollout, hash_seed, map_in_order, sample_rollouts
@@ -207,6 +208,9 @@ class Settings:
     """Maximum tokens that the policy writes in an episode. 0: as many as its contexts hold."""
     micro_tokens: int = 0
     """Maximum tokens of a micro-batch, padding included, on one rank. 0: 32 contexts, whatever their length."""
+    lora: int = 0
+    """Rank of low-rank adapters, which are trained in place of the weights (`ref/lora.py`): at full scale, or with a
+    trainer whose network has them. 0: all weights are trained. A good `lr` is about ten times as high with adapters."""
     environment_timeout: float = 3600.0
     """Seconds that one call of a slow environment may take before the episode has failed: more than the environment
     itself allows the policy."""
@@ -231,6 +235,7 @@ class Settings:
                 "turn_tokens",
                 "episode_tokens",
                 "micro_tokens",
+                "lora",
             ),
             0,
         )
@@ -351,13 +356,14 @@ class Trainer(Protocol):
 
 
 class Plain:
-    """A network and Adam, in one dtype."""
+    """A network and Adam, in one dtype. With adapters (`ref/lora.py`) these alone are trained."""
 
     mtp_weight = 0.0
 
     def __init__(self, model: Transformer, lr: float):
         self.model, self.lr = model, lr
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.95))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95))
 
     def drafts(self, step: int) -> None:
         return None
@@ -439,6 +445,10 @@ def train(
     policy before RL, from which drift is measured and penalised. `seed`, `name`: of the random numbers.
     `first`: steps that were done before. `map_fn(function, parts)` may compute elsewhere; the bits do not depend on
     where."""
+    if c.lora != rank_of(trainer.model):
+        raise ValueError(
+            f"rl.lora={c.lora}, but the network has adapters of rank {rank_of(trainer.model)}; see ref.lora.adapt"
+        )
     curriculum = curriculum or InOrder(tasks)
     for step in range(first, c.steps):
         sampler.load(trainer.model, version=step)

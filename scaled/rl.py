@@ -58,7 +58,7 @@ from scaled import muon, weight_sync
 from scaled.curriculum import FollowedCurriculum
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
-from scaled.network.model import Transformer, load_hf, save_hf
+from scaled.network.model import Transformer, load_hf, save_adapter, save_hf
 from scaled.optimise import CPU, Log, Ranks, make_card_facts, optimise, training_context
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import compare_experts, mismatch, replay
@@ -214,11 +214,13 @@ def train(
     chooses the tasks (None: those of the stream "rl" in order). `watcher` is told what the rollouts of every step did.
     `map_fn`: see `ref.rl.train`; rollouts are sampled by it. Returns the metrics of the last step, the alarms among
     them as their number, and success on held-out tasks before and after. FOLDER/checkpoints/final holds the final
-    network; other files: `scaled/optimise.py`, `scaled/watching.py`, `scaled/curriculum.py`."""
+    network, and with `rl.lora` final-adapter the adapter beside it; other files: `scaled/optimise.py`,
+    `scaled/watching.py`, `scaled/curriculum.py`."""
     folder, rank = Path(folder), dist.get_rank()
     assert c.checkpoint is not None, "RL starts from a policy"
     with training_context(c, folder, rank):
-        model, reference = load_hf(c.checkpoint), load_hf(c.checkpoint) if c.rl.payment.kl else None
+        model = load_hf(c.checkpoint, lora=c.rl.lora, seed=c.seed)
+        reference = load_hf(c.checkpoint) if c.rl.payment.kl else None
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
             sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
         sampler.model.to_empty(device=current().device)
@@ -247,12 +249,10 @@ def train(
             opening="what the environment says first",
             drafts=extra is not None,
         )
-        save_hf(
-            model,
-            folder / "checkpoints" / "final",
-            extra=extra,
-            sidecar_files=release.make_sidecar_files(c.checkpoint, model.config, card),
-        )
+        final = folder / "checkpoints" / "final"
+        sidecar_files = release.make_sidecar_files(c.checkpoint, model.config, card)
+        save_hf(model, final, extra=extra, sidecar_files=sidecar_files)
+        save_adapter(model, final, c.checkpoint, "the policy before RL")
         return metrics
 
 

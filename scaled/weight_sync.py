@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ref import weight_sync as ref
+from ref.lora import is_adapter
 from ref.network.checkpoint import tensor_parts
 from ref.weight_codec import check_delta, check_versions, ordered
 from ref.weight_sync import Demo, Part, SyncError, changed_share, demo, digest, merge_deltas, pack, ulp, unpack
@@ -80,13 +81,15 @@ def apply_delta(old: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
 
 
 def parts(model: nn.Module) -> list[Part]:
-    """This rank's rows of every tensor of a sharded network. Raises SyncError for a tensor that is not split by
-    rows."""
+    """This rank's rows of every tensor of a sharded network, adapters merged; all ranks call it together if there are
+    any. Raises SyncError for a tensor that is not split by rows."""
     local_parts = []
     sharding.reshard(model)
     for name, p in model.named_parameters():
+        if is_adapter(name):
+            continue
         full_shape = sharding.whole_shape(name, p)
-        offset, local = sharding.slice_of(name, p.detach())
+        offset, local = sharding.slice_of(name, sharding.merged(model, name, p))
         for part, index in tensor_parts(name, full_shape).items():
             # Per dimension of the parameter: what this tensor covers of it, and what of that this rank holds.
             spans = [

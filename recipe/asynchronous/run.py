@@ -138,6 +138,8 @@ class Async:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
+        if self.rl.lora:
+            raise ValueError("rl.lora is for synchronous RL, such as etude run recipe --scale full")
         if self.rl.shuffle_rewards:
             raise ValueError(
                 "rl.shuffle_rewards needs all rollouts of a step at once; use synchronous RL, such as etude run recipe"

@@ -63,6 +63,7 @@ from recipe.small.model_card import about
 from recipe.small.monitoring import make_watcher
 from ref.cpt import load_tokenizer
 from ref.environment import ChatFormat, TaskSet
+from ref.lora import count_parameters
 from ref.network import load_extra, release
 from ref.network.model import config_of
 from ref.rl import Settings
@@ -70,7 +71,7 @@ from ref.rollout import Limits, Rollout
 from scaled import cpt, rl, supervised
 from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
-from scaled.network.model import Transformer, load_hf, save_hf
+from scaled.network.model import Transformer, adapter_folder, load_hf, save_adapter, save_hf
 from scaled.optimise import training_context
 from scaled.runtime import sharding
 from scaled.runtime.launch import Watchdog
@@ -178,6 +179,11 @@ def check(c: FullRecipe, ranks: int) -> None:
             )
         if stage != "rl" and (rows < split["dp"] or rows % split["dp"]):
             raise RunError(f"{name} = {rows} rows per step must be a multiple of dp = {split['dp']}")
+    for name, rank in (("sft.lora", c.sft.lora), ("rl.lora", c.rl.lora)):
+        if rank >= network.hidden_size:
+            raise RunError(
+                f"{name}={rank} must be less than the network's width, {network.hidden_size}; 0: no adapters"
+            )
     for name, n in (
         ("rl.prompts · rl.rollouts", c.rl.prompts * c.rl.rollouts),
         ("evaluation.tasks", c.evaluation.tasks),
@@ -202,8 +208,14 @@ def check(c: FullRecipe, ranks: int) -> None:
 def prepare(run: Run, c: FullRecipe) -> None:
     """Packs the rows, on this process, and says what the network has no use for."""
     assert c.checkpoint is not None
-    if not config_of(c.checkpoint).num_experts and c.rl.replay != "none":
+    network = config_of(c.checkpoint)
+    if not network.num_experts and c.rl.replay != "none":
         print(f"router replay: {c.checkpoint} has no experts, so there is nothing to replay", flush=True)
+    for name, rank in (("sft.lora", c.sft.lora), ("rl.lora", c.rl.lora)):
+        if rank:
+            count, layers = count_parameters(network, rank), "attention" if network.num_experts else "all projections"
+            print(f"{name}={rank}: adapters of {layers}, {count:,} parameters, are trained; the network's "
+                  f"{network.parameters():,} are frozen", flush=True)  # fmt: skip
     tokenizer, small = Path(c.checkpoint) / "tokenizer.json", c.small
     if c.on_packages:
         prepare_tasks(run, c.tasks, Path(c.checkpoint), c.sft.conversations, c.rl.max_len)
@@ -319,6 +331,7 @@ def supervise(
         if note is not None:
             note.catch_up(steps)
         save(run, out, c, CHECKPOINTS[stage], model, layers)
+        save_adapter(model, out / "checkpoints" / CHECKPOINTS[stage], start, "the network before SFT")
     return {"steps": steps, **({"parameters": model.config.parameters()} if stage == "cpt" else {}), **metrics}
 
 
@@ -362,7 +375,8 @@ def make_batches(c: FullRecipe, root: Path, stage: str) -> tuple[int, supervised
 
 def load_parts(c: FullRecipe, start: Path, stage: str) -> tuple[Transformer, MTP | None]:
     """Network and draft layers that a stage trains, from its checkpoint."""
-    model, extra = load_hf(start), load_extra(start)
+    model = load_hf(start, lora=c.sft.lora if stage == "sft" else 0, seed=c.seed)
+    extra = load_extra(start)
     layers = None if stage == "cpt" or not c.has_drafts else MTP(model.config, c.mtp.layers)
     if layers is not None and stage != "mtp":
         with torch.no_grad():
@@ -406,8 +420,10 @@ def reinforce(c: FullRecipe, out: Path, work: Path, start: Path, note: Note | No
         note.catch_up(c.rl.steps)
         if c.sft.conversations is not None and not c.on_packages:
             replace_chat_template(work / "checkpoints" / "final", language_of(out).speakers)
-        shutil.rmtree(out / "checkpoints" / "final", ignore_errors=True)
-        os.rename(work / "checkpoints" / "final", out / "checkpoints" / "final")
+        trained_folder = work / "checkpoints" / "final"
+        for folder in filter(Path.exists, (trained_folder, adapter_folder(trained_folder))):
+            shutil.rmtree(out / "checkpoints" / folder.name, ignore_errors=True)
+            os.rename(folder, out / "checkpoints" / folder.name)
         if c.on_packages:
             final = out / "checkpoints" / "final"
             card = make_card(note.stage.run, "final", config_of(final), c.rl.algorithm, bool(load_extra(final)))
@@ -590,5 +606,6 @@ class Note:
         self.stage.progress(step, self.tokens, **{name: metrics[name] for name in names if name in metrics})
 
     def finish(self, metrics: dict, checkpoint: Path) -> None:
-        files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != "README.md"]
+        paths = [path for folder in (checkpoint, adapter_folder(checkpoint)) for path in sorted(folder.rglob("*"))]
+        files = [path for path in paths if path.is_file() and path.name != "README.md"]
         self.stage.finish(metrics, files)

@@ -39,6 +39,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ref.engine.layout import Rows
+from ref.lora import merged, weights
 from ref.network import KVCache, Transformer
 
 __all__ = ["Engine", "Lockstep", "Sampler", "Segment", "SampledTurn", "sample"]
@@ -219,15 +220,15 @@ class Sampler:
         version: int = 0,
         rounding: Callable[[Tensor], Tensor] | None = None,
     ):
-        self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)
+        self.model = copy.deepcopy(merged(model)).to(dtype).requires_grad_(False)
         self.dtype, self.version, self.rounding = dtype, version, rounding
         if rounding is not None:
             self.load(model, version)
 
     @torch.no_grad()
     def load(self, model: Transformer, version: int) -> None:
-        """Copies the weights of `model`, rounded to the sampler's dtype."""
-        for (name, param), source in zip(self.model.named_parameters(), model.parameters(), strict=True):
+        """Copies the weights of `model`, its adapters merged, rounded to the sampler's dtype."""
+        for (name, param), (_, source) in zip(self.model.named_parameters(), weights(model), strict=True):
             round_weight = self.rounding if name.startswith("layers.") and source.ndim > 1 else None
             param.copy_(source if round_weight is None else round_weight(source))
         self.version = version

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ref.network import model
 from ref.network.documents import SPARSE, BlockMask, Run, attend_blocks, attend_documents, find_runs, make_block_mask
@@ -54,9 +54,7 @@ class Attention(model.Attention):
     def forward(self, x, rope: tuple[Tensor, Tensor], mask, cache: KVCache | None, layer: int) -> Tensor:
         B, T, _ = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
-        weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        bias = None if self.q_proj.bias is None else torch.cat((self.q_proj.bias, self.k_proj.bias, self.v_proj.bias))
-        qkv = F.linear(x, weight, bias).view(B, T, H + 2 * G, d)
+        qkv = self.project(x).view(B, T, H + 2 * G, d)
         # The scores' factor 1/√d goes into the queries' norm, or stands in its place.
         if self.q_norm is not None and self.k_norm is not None:
             norm, eps = (
@@ -69,6 +67,15 @@ class Attention(model.Attention):
         if cache is not None:
             k, v = cache.append(layer, k, v)
         return self.o_proj(self.product(q, k, v, mask, cache is None))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of x [B, T, D], one behind the other: [B, T, (H + 2G)·d]."""
+        projections = self.q_proj, self.k_proj, self.v_proj
+        if any(type(projection) is not nn.Linear for projection in projections):  # with adapters (`ref/lora.py`)
+            return torch.cat([projection(x) for projection in projections], -1)
+        weight = torch.cat([projection.weight for projection in projections])
+        biases = [projection.bias for projection in projections if projection.bias is not None]
+        return F.linear(x, weight, torch.cat(biases) if biases else None)
 
     def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, causal: bool) -> Tensor:
         """Attention of the queries q [B, G, H/G, T, d] to k and v [B, G, S, d] → [B, T, H·d]. `causal` promises that no

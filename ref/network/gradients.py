@@ -222,13 +222,13 @@ class ExpertsSwiGLU(Function):
         dy = dout.index_select(0, groups.tokens)
         dg = (dy * y).sum(-1).index_select(0, token_rows).view_as(gates)  # dg = dy · y
         dy.mul_(gates.new_zeros(len(y)).index_copy_(0, token_rows, gates.flatten()).unsqueeze(1))
-        d_w2 = groups.mm(dy.t(), inner)  # wgrad of W2: (g·dy)ᵀ inner
+        d_w2 = groups.mm(dy.t(), inner) if ctx.needs_input_grad[3] else None  # wgrad of W2: (g·dy)ᵀ inner
         d_inner, d_up = groups.mm(dy, w2), torch.empty_like(up)
         (gate, value), (d_gate, d_value) = up.chunk(2, -1), d_up.chunk(2, -1)
         torch.mul(d_inner, act, out=d_value)
         # through silu, to the gate
         torch.ops.aten.silu_backward.grad_input(d_inner.mul_(value), gate, grad_input=d_gate)
-        d_w13 = groups.mm(d_up.t(), rows)  # wgrad of W1, W3
+        d_w13 = groups.mm(d_up.t(), rows) if ctx.needs_input_grad[2] else None  # wgrad of W1, W3
         d_rows = groups.mm(d_up, w13)  # dgrad
         return gather_sum(d_rows, groups.rows), dg, d_w13, d_w2, None
 
@@ -260,7 +260,10 @@ class LinearLogprob(Function):
     def backward(ctx, g):
         hidden, weight, targets, logp = ctx.saved_tensors
         minus_g = g.neg().unsqueeze(1).to(hidden.dtype)
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=g.dtype)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = (
+            torch.zeros_like(weight, dtype=g.dtype) if ctx.needs_input_grad[1] else None
+        )  # a frozen head has none
         parts = (x.split(ctx.chunk) for x in (hidden, targets, logp, minus_g, d_hidden))
         for h, t, lp, mg, dh in zip(*parts, strict=True):
             p = F.linear(h, weight).softmax(-1)  # p = softmax(W h), computed again
@@ -268,8 +271,9 @@ class LinearLogprob(Function):
             target = torch.arange(len(t), device=t.device) * p.shape[1] + t
             p.view(-1).index_copy_(0, target, lp.expm1().to(p.dtype))
             torch.mul(p @ weight, mg, out=dh)  # dh = (W[t] − Wᵀp)·g
-            d_weight += p.t() @ (h * mg)  # dW = Σ g(1_t − p)hᵀ
-        return d_hidden, d_weight.to(weight.dtype), None, None
+            if d_weight is not None:
+                d_weight += p.t() @ (h * mg)  # dW = Σ g(1_t − p)hᵀ
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None
 
 
 def chunked_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 2048) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from ref.lora import is_adapter
 from ref.network import Config
 from ref.network import checkpoint as ref
 from scaled.runtime import sharding
@@ -51,11 +52,13 @@ def as_global_slice(name: str, x: Tensor) -> Tensor:
 def state(
     model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (), prefix: str = "model"
 ) -> dict[str, Tensor]:
-    """Weights, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory with the model and
-    optimisers, so filling them loads a checkpoint. An optimiser without a step has no tensors: `create_optimizer_state`
-    creates them."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    tensors = {f"{prefix}.{name}": as_global_slice(name, p.detach()) for name, p in model.named_parameters()}
+    """Weights that are not frozen, and each optimiser's tensors: "model.NAME", "optimizer.NAME.KEY". They share memory
+    with the model and optimisers, so filling them loads a checkpoint. An optimiser without a step has no tensors:
+    `create_optimizer_state` creates them."""
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    tensors = {
+        f"{prefix}.{name}": as_global_slice(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad
+    }
     for optimizer in optimizers:
         for p, values in optimizer.state.items():
             name = names[id(p)]
@@ -107,7 +110,7 @@ def load_folder(model: nn.Module, folder: str | Path, dtype: torch.dtype = torch
 @torch.no_grad()
 def load_part(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """This rank's part of `load_folder`."""
-    names = dict(model.named_parameters())
+    names = {name: p for name, p in model.named_parameters() if not is_adapter(name)}
     files, locations, tied = ref.matched(folder, {name: sharding.whole_shape(name, p) for name, p in names.items()})
     for disk_name, (name, index) in locations.items():
         full_shape = sharding.whole_shape(name, names[name])
@@ -169,9 +172,10 @@ class Piece:
 def pieces(model: nn.Module) -> Iterator[Piece]:
     """Every tensor that this rank has to do with, in the same order on all ranks that gather it together. An expert
     whose matrices one rank holds is written there; all other tensors are gathered one at a time, for the ranks in
-    turn."""
+    turn. Adapters are merged then."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for number, (name, p) in enumerate(model.named_parameters()):
+    named_weights = ((name, p) for name, p in model.named_parameters() if not is_adapter(name))
+    for number, (name, p) in enumerate(named_weights):
         x, full_shape = p.detach(), sharding.whole_shape(name, p)
         parts = ref.tensor_parts(name, full_shape)
         if len(parts) == 1:
@@ -181,7 +185,7 @@ def pieces(model: nn.Module) -> Iterator[Piece]:
                 full_shape,
                 x.dtype,
                 rank == number % ranks,
-                lambda x=x: x.full_tensor() if isinstance(x, DTensor) else x,
+                lambda name=name, p=p: sharding.whole(sharding.merged(model, name, p)),
             )
             continue
         offset, local = sharding.slice_of(name, x)

@@ -28,20 +28,24 @@ What to know
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
+from ref import lora as ref_lora
+from ref.lora import draw_adapters, rank_of, replace_projections, weights
 from ref.network import CheckpointError, Config, KVCache, Output, load_extra
 from ref.network import fast as ref
+from ref.network.checkpoint import write_checkpoint
 from ref.network.gradients import experts_swiglu
 from ref.network.model import config_of, rope_table
-from ref.network.model import save_hf as ref_save_hf
 from scaled.network.checkpoint import load_folder, save_folder
 from scaled.network.dispatch import on_owners
 from scaled.quant import experts_swiglu as quantised_experts_swiglu
@@ -50,7 +54,7 @@ from scaled.runtime.comm import all_reduce_sum, total
 from scaled.runtime.cut import full, places
 from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
-from scaled.runtime.sharding import EXPERTS, initialise, shard
+from scaled.runtime.sharding import EXPERTS, adapters, initialise, load_slice, shard
 
 __all__ = [
     "Block",
@@ -59,9 +63,11 @@ __all__ = [
     "KVCache",
     "Output",
     "Transformer",
+    "adapter_folder",
     "load_balancing_loss",
     "load_extra",
     "load_hf",
+    "save_adapter",
     "save_hf",
 ]
 
@@ -140,15 +146,18 @@ class Transformer(ref.Transformer):
 
     Block = Block
 
-    def __init__(self, config: Config, *, init_weights: bool = True):
-        """`drawn=False` leaves the weights uninitialised, which saves time before loading others."""
+    def __init__(self, config: Config, *, init_weights: bool = True, lora: int = 0):
+        """`init_weights=False` leaves the weights uninitialised, which saves time before loading others. `lora`: rank of
+        adapters (`ref/lora.py`), whose values are not set."""
         is_single_rank = current().layout.world == 1
         if is_single_rank and init_weights:
             super().__init__(config)
+            replace_projections(self, lora)
             self.to(current().device)
             return
         with torch.device("meta"):
             super().__init__(config)
+            replace_projections(self, lora)
         if not is_single_rank:
             shard(self, self.layers)
         self.to_empty(device=current().device)
@@ -213,13 +222,17 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
     return total(loss / len(router_logits))
 
 
-def load_hf(path: str | Path, dtype: torch.dtype = torch.float32) -> Transformer:
-    """`ref.network.model.load_hf`; each rank reads its part. Raises CheckpointError as there."""
-    model = Transformer(config_of(path), init_weights=False)
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32, lora: int = 0, seed: int = 0) -> Transformer:
+    """`ref.network.model.load_hf`; each rank reads its part. `lora`, `seed`: rank and seed of adapters, as in
+    `ref.lora.adapt`. Raises CheckpointError as there."""
+    model = Transformer(config_of(path), init_weights=False, lora=lora)
     if current().layout.world == 1:
-        model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict())
+        model.to(dtype).load_state_dict(ref.load_hf(path, dtype).state_dict(), strict=not lora)
     else:
         load_folder(model, path, dtype)
+    parameters = dict(model.named_parameters())
+    for name, values in draw_adapters(model, seed):
+        load_slice(name, parameters[name], values)
     return model
 
 
@@ -230,8 +243,28 @@ def save_hf(
     extra: Mapping[str, Tensor] | None = None,
     sidecar_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """`ref.network.model.save_hf`; each rank writes its part to its own files. Rank 0 writes the other files."""
+    """`ref.network.model.save_hf`, adapters merged; each rank writes its part to its own files. Rank 0 writes the other
+    files."""
     if current().layout.world == 1:
-        ref_save_hf(model, path, max_shard_bytes, extra, sidecar_files)
+        write_checkpoint(path, asdict(model.config), dict(weights(model)), max_shard_bytes, extra, sidecar_files)
     else:
         save_folder(model, model.config, path, max_shard_bytes, extra, sidecar_files)
+
+
+def adapter_folder(checkpoint: Path) -> Path:
+    """Where the adapter lies that was merged into a checkpoint: beside it."""
+    return checkpoint.with_name(f"{checkpoint.name}-adapter")
+
+
+def save_adapter(model: Transformer, checkpoint: Path, base: str | Path, parent: str) -> None:
+    """Writes the adapters of a network, if it has any, beside the checkpoint into which `save_hf` merged them; all ranks
+    call it together. `base` and `parent`: the network that they belong to, and what it is in words."""
+    if not rank_of(model):
+        return
+    tensors = adapters(model)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        ref_lora.save_adapter(
+            adapter_folder(checkpoint), tensors, str(Path(base).resolve()), not model.config.num_experts, parent
+        )
+    if dist.is_initialized():
+        dist.barrier()

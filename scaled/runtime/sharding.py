@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from ref import lora
 from ref.network import Config
 from ref.network.model import initial_std
 from scaled.runtime.comm import all_reduce_sum
@@ -25,14 +26,17 @@ from scaled.runtime.mesh import current
 
 __all__ = [
     "EXPERTS",
+    "adapters",
     "clip",
     "initialise",
+    "merged",
     "owned",
     "place",
     "load_slice",
     "reshard",
     "shard",
     "slice_of",
+    "whole",
     "whole_shape",
     "wholes",
 ]
@@ -154,16 +158,43 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def whole(x: Tensor) -> Tensor:
+    """The full tensor; all ranks call it together."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+@torch.no_grad()
+def merged(model: nn.Module, name: str, p: Tensor) -> Tensor:
+    """This rank's part of a weight of the network without adapters: of W + (α/r) · B A where parameter p has an adapter
+    (`ref/lora.py`), and p itself elsewhere. All ranks call it together. W and B are cut alike, so only A is gathered."""
+    layer = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(layer, lora.AdaptedLinear) or not name.endswith(".weight"):
+        return p.detach()
+    weight, B = (x.to_local() if isinstance(x, DTensor) else x for x in (p.detach(), layer.lora_B))
+    part = lora.merge(weight, whole(layer.lora_A), B, layer.scale)
+    if not isinstance(p, DTensor):
+        return part
+    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride(), run_check=False)
+
+
+def adapters(model: nn.Module) -> dict[str, Tensor]:
+    """All adapters by name, complete on every rank; all ranks call it together."""
+    reshard(model)
+    return {name: whole(p.detach()) for name, p in model.named_parameters() if lora.is_adapter(name)}
+
+
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """(name, full tensor) of every parameter, or of its gradient, in turn on every rank: all ranks must iterate
-    together."""
+    """(name, full tensor) of every weight, adapters merged, or of the gradient of every parameter, in turn on every
+    rank: all ranks must iterate together."""
     ep = current().group("ep")
     reshard(model)
     for name, p in model.named_parameters():
-        x = p.grad if grad else p.detach()
+        if not grad and lora.is_adapter(name):
+            continue
+        x = p.grad if grad else merged(model, name, p)
         if x is None:
             continue
-        x = x.full_tensor() if isinstance(x, DTensor) else x
+        x = whole(x)
         if owned(name):
             parts = [torch.empty_like(x) for _ in range(ep.size)]
             dist.all_gather(parts, x.contiguous(), group=ep.handle)

@@ -16,6 +16,7 @@ from lessons.talks import Ids
 from ref import dr_grpo, kl, rl, router_replay, textual_feedback
 from ref.engine.sampler import Sampler, Segment
 from ref.environment import Environment, EnvironmentFailure, Reward, StepResult, TaskSet
+from ref.lora import adapt
 from ref.messages import Message
 from ref.mtp import MTP
 from ref.network import Config, Transformer
@@ -524,6 +525,19 @@ def test_the_loop_learns():
         observe=lambda done: rewards.append(done.result.rewards.mean().item()),
     )
     assert sum(rewards[:3]) / 3 < 0.75 and sum(rewards[-3:]) / 3 > 0.95, rewards
+
+
+def test_adapters_are_those_of_the_settings():
+    """`rl.lora` without a trainer that has them would train all weights."""
+    model, limits = policy(network(0)), Limits(Chaining(4, longest_summary=1, room=0, join="none"), turn_tokens=1)
+    for rank, trainer in ((2, rl.Plain(model, 0.1)), (0, rl.Plain(adapt(policy(network(0)), 3), 0.1))):
+        own = 3 - 3 * (rank > 0)
+        with pytest.raises(
+            ValueError, match=f"rl.lora={rank}, but the network has adapters of rank {own}; see ref.lora.adapt"
+        ):
+            rl.train(rl.Settings(lora=rank), trainer, Sampler(model), Coins(), Ids((0,)), limits)
+    with pytest.raises(ValueError, match="lora must be at least 0, got -1"):
+        rl.Settings(lora=-1)
 
 
 def test_the_text_of_the_loop_fits_on_a_screen():
