@@ -38,6 +38,8 @@ def play_technique(
         from recipe.small.conversations import check_conversations
 
         check_conversations(config.sft.conversations)
+        if config.sft.lora or config.rl.lora:
+            raise settings.RunError("sft.lora and rl.lora are for full runs: etude run recipe --scale full")
     keep_freed_memory()
     resume_command = f"etude run {entry.name} --out {shlex.quote(str(out))} --resume"
     with Run.open(out, entry.name, config, resume, cadence) as run, run.report_interruption(resume_command):

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from kit.runs import Run
-from kit.settings import RunError
 from recipe.small import evaluation, reinforcement
 from recipe.small.data import data, task_stream
 from recipe.small.demonstrations import sft_batches
@@ -43,8 +42,6 @@ __all__ = ["run"]
 
 def run(run: Run, config: Recipe) -> None:
     """Runs all stages in order, and skips those that an earlier process finished."""
-    if config.sft.lora or config.rl.lora:
-        raise RunError("sft.lora and rl.lora are for full runs: --scale full")
     torch.set_num_threads(config.training.threads)
     data(run, config)
     pretrain(run, config)

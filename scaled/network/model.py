@@ -246,7 +246,8 @@ def save_hf(
     """`ref.network.model.save_hf`, adapters merged; each rank writes its part to its own files. Rank 0 writes the other
     files."""
     if current().layout.world == 1:
-        write_checkpoint(path, asdict(model.config), dict(weights(model)), max_shard_bytes, extra, sidecar_files)
+        state = {name: weight.cpu() for name, weight in weights(model)}  # merged ones take no second place on a GPU
+        write_checkpoint(path, asdict(model.config), state, max_shard_bytes, extra, sidecar_files)
     else:
         save_folder(model, model.config, path, max_shard_bytes, extra, sidecar_files)
 

@@ -11,6 +11,7 @@ from etude.plan import recipe as prices
 from etude.run.settings import settings
 from kit.disk import hash_file, read_lines
 from recipe.full import stages as chain
+from ref import lora
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
 from scaled.plan import HARDWARE
@@ -103,12 +104,16 @@ def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, 
         "training.long_length=512",
         "training.long_tokens=8192",
         "rl.steps=2",
+        "sft.lora=4",
+        "rl.lora=2",
         "cluster.ep=1",
         "cluster.rl_cp=2",
     )
     code, said, error = ask(*words(out, start, *(word for one in new for word in ("--set", one))))
     assert code == 0, error
     assert f"router replay: {start} has no experts, so there is nothing to replay" in said
+    assert "sft.lora=4: adapters of all projections, " in said
+    check_adapters(out)
     assert f"skipped: {tmp_path / 'chats.jsonl'}:60: not a line of JSON" in said
     told = json.loads((out / "stages" / "data.json").read_text())["result"]["conversations"]
     assert told["conversations"] == 59 and told["skipped"] == 1 and told["learned"] > 0 and told["cut"] > 0
@@ -122,6 +127,22 @@ def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, 
     assert [one.rope_type for one in stretched] == ["default", "yarn", "yarn"] and stretched[
         -1
     ].original_max_position_embeddings == 512
+
+
+def check_adapters(out: Path) -> None:
+    """Both stages trained adapters: a checkpoint is the one before it with its adapter merged."""
+    for name, before, rank in (("sft", "cpt", 4), ("final", "sft", 2)):
+        folder = out / "checkpoints" / f"{name}-adapter"
+        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        assert Path(base) == (out / "checkpoints" / before).resolve()
+        start, adapted = load_hf(Path(base)), lora.load_adapter(load_hf(Path(base)), folder)
+        assert lora.rank_of(adapted) == rank
+        trained = load_hf(out / "checkpoints" / name)
+        for (weight_name, merged), p in zip(lora.weights(adapted), trained.parameters(), strict=True):
+            assert (p - merged).abs().max() < 1e-6
+            assert p.equal(start.get_parameter(weight_name)) != weight_name.endswith("_proj.weight")
+        stage = json.loads((out / "stages" / f"{'sft' if name == 'sft' else 'rl'}.json").read_text())
+        assert f"checkpoints/{name}-adapter/adapter_model.safetensors" in stage["files"]
 
 
 def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, monkeypatch):
@@ -165,6 +186,7 @@ def test_what_cannot_work_is_said_before_a_rank_starts(tiny_run, tmp_path, ask, 
         ),
         (["evaluation.tasks=1"], "evaluation.tasks must be at least the number of ranks, 2"),
         (["rl.steps=0"], "rl.steps must be at least 1, got 0"),
+        (["rl.lora=9999"], "rl.lora=9999 must be less than the network's width"),
         (["cluster.ranks=2"], "cluster.ranks"),
         (tmp_path / "nowhere", "nowhere is not a folder with config.json, weights and tokenizer.json"),
         ([f"sft.conversations={tmp_path / 'no'}"], "is not a file; name a JSONL file of conversations"),
