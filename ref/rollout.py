@@ -52,6 +52,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "Rollout",
+    "check_failures",
     "common_names",
     "decode_rollout",
     "hash_seed",
@@ -626,6 +627,16 @@ def close_environment(environment: Environment, is_closed: threading.Event | Non
             is_closed.set()
 
 
+def check_failures(num_failed: int, total: int, max_share: float, reason: str) -> None:
+    """Raises EnvironmentFailure where the environments of more than a share of the rollouts failed. `reason`: that of
+    the first."""
+    if num_failed > max_share * total:
+        raise EnvironmentFailure(
+            f"the environments of {num_failed} of {total} rollouts failed, more than max_failed_share={max_share:g}; "
+            f"the first because {reason}"
+        )
+
+
 def common_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names that all of them have, in the order of the first."""
     return [name for name in (metrics[0] if metrics else ()) if all(name in record for record in metrics)]
@@ -649,10 +660,12 @@ def rollout(
     temperature: float = 1.0,
     seeds: Sequence[Seed] | torch.Generator | None = None,
     threads: bool = False,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Rollout]:
     """Runs an episode of every environment to its end. Rollouts are returned in the order of `make`, whose functions
-    give new environments. `seeds`: one for each, or a generator for all. No context is longer than
-    `limits.chaining.limit` tokens.
+    give new environments. `seeds`: one for each, or a generator for all. `on_step`: called after each step of the
+    driver, so with every answer of an environment at the latest. No context is longer than `limits.chaining.limit`
+    tokens.
 
     Raises ValueError if there is no environment, for given tokens outside the vocabulary, an empty prompt, an invalid
     temperature, and a policy whose log-probs are not finite. With summaries, `chaining.trigger` must exceed every
@@ -670,6 +683,7 @@ def rollout(
             driver.add(number, make_environment, seed)
         while not driver.is_empty:
             rollouts.update(driver.step())
+            on_step()
             driver.wait()
     finally:
         driver.close()
@@ -693,13 +707,14 @@ def sample_rollouts(
     generator: torch.Generator | None,
     map_fn: MapFunction = map_in_order,
     threads: bool = False,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Rollout]:
     """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are
     adjacent. The random numbers of a rollout depend on a number that `generator`
     draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no
     generator is needed.
 
-    `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend
+    `on_step`: see `rollout`. `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend
     on the number of processes, because the last bit of a product depends on its number of rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     counts: Counter[str] = Counter()
@@ -712,7 +727,7 @@ def sample_rollouts(
     def sample_batch(indices: range) -> list[Rollout]:
         make = [partial(environment, *requests[index][:2]) for index in indices]
         return rollout(
-            sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads
+            sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads, on_step
         )
 
     size = min(max(MIN_BATCH, -(-len(requests) // 4)), MAX_BATCH)

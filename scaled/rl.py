@@ -51,7 +51,16 @@ from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
 from ref.network import fast as ref
 from ref.rl import Curriculum, Settings, score_rollouts
-from ref.rollout import Limits, MapFunction, Rollout, common_names, hash_seed, map_in_order, sample_rollouts
+from ref.rollout import (
+    Limits,
+    MapFunction,
+    Rollout,
+    check_failures,
+    common_names,
+    hash_seed,
+    map_in_order,
+    sample_rollouts,
+)
 from ref.textual_feedback import Hinted, hinted
 from ref.weight_sync import parts as whole_parts
 from scaled import muon, weight_sync
@@ -66,7 +75,7 @@ from scaled.runtime import sharding
 from scaled.runtime.comm import all_reduce_max, all_reduce_sum, gathered
 from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
-from scaled.runtime.launch import Watchdog
+from scaled.runtime.launch import Watchdog, meet, stay_alive
 from scaled.runtime.mesh import current
 from scaled.runtime.store import open_store
 from scaled.textual_feedback import compute_teacher_states, head_loss, pack_hinted, predictions, select_range
@@ -103,11 +112,15 @@ class Rl(Ranks):
     weights from the ranks."""
     heldout: int = 128
     """Held-out tasks for the evaluation before and after training; 0 skips it."""
+    max_failed_share: float = 0.2
+    """Share of a step's rollouts whose environments may fail; the run stops where more do."""
 
     def __post_init__(self):
         super().__post_init__()
         self.at_least(1, "micro_rows")
         self.at_least(0, "heldout")
+        if not 0 <= self.max_failed_share <= 1:
+            raise ValueError(f"max_failed_share must lie between 0 and 1, got {self.max_failed_share}")
         if self.rl.steps < 1:
             raise ValueError(f"rl.steps must be at least 1, got {self.rl.steps}")
         if self.rl.shuffle_rewards or self.rl.micro_tokens:
@@ -269,12 +282,26 @@ def sample_tasks(
     chosen: Sequence[Any] | None = None,
 ) -> list[Rollout]:
     """This rank's rollouts of tasks, given by number in a stream, or of those that a curriculum has chosen;
-    `generator_names` names the generator."""
+    `generator_names` names the generator. With slow environments ranks take unequal times: this one returns once all
+    have sampled."""
     stream_tasks = [tasks.task(stream, number) for number in numbers] if chosen is None else chosen
     draws = generator(c.seed, stream, *generator_names)
-    return sample_rollouts(
-        sampler, tasks.environment, stream_tasks, 1, chat_format, limits, c.rl.temperature, draws, map_fn, tasks.is_slow
+    rollouts = sample_rollouts(
+        sampler,
+        tasks.environment,
+        stream_tasks,
+        1,
+        chat_format,
+        limits,
+        c.rl.temperature,
+        draws,
+        map_fn,
+        tasks.is_slow,
+        stay_alive,
     )
+    if tasks.is_slow:
+        meet()
+    return rollouts
 
 
 def sample_and_improve(
@@ -295,13 +322,11 @@ def sample_and_improve(
     numbers = share(c.rl.prompts * c.rl.rollouts).tolist()
     sync_metrics = load(step)
     task_numbers = [step * c.rl.prompts + n // c.rl.rollouts for n in numbers]
-    curriculum_metrics: dict[str, float] = {}
-    if curriculum is None:
-        rollouts = sample("rl", task_numbers, step)
-    else:
-        step_tasks = curriculum.choose(step)
-        rollouts = sample("rl", task_numbers, step, chosen=[step_tasks[n // c.rl.rollouts] for n in numbers])
-        curriculum_metrics = curriculum.update(step, step_tasks, rollouts)
+    step_tasks = None if curriculum is None else curriculum.choose(step)
+    chosen = {} if step_tasks is None else {"chosen": [step_tasks[n // c.rl.rollouts] for n in numbers]}
+    rollouts = sample("rl", task_numbers, step, **chosen)
+    num_failed = count_failed(c, rollouts)
+    curriculum_metrics = {} if curriculum is None else curriculum.update(step, step_tasks or (), rollouts)
     score_rollouts(c.rl, tasks, rollouts, hash_seed(c.seed, "hints", step))
     result = improve(c, model, reference, rollouts)
     if show:
@@ -322,9 +347,23 @@ def sample_and_improve(
         {} if result.divergence is None else {"distilled": float(result.distilled), "divergence": result.divergence}
     )
     metrics |= {} if result.differs is None else {"routing_differs": result.differs}
-    num_failed = mean_over_ranks([float(bool(rollout.failure)) for rollout in rollouts]) * c.rl.prompts * c.rl.rollouts
-    metrics |= {"failed": num_failed} if num_failed else {}
+    metrics |= {"failed": float(num_failed)}
     return metrics | (look(step, numbers, rollouts) if look else {})
+
+
+def count_failed(c: Rl, rollouts: Sequence[Rollout]) -> int:
+    """How many of the step's rollouts failed, on all ranks; `rollouts` are this rank's. Raises EnvironmentFailure, on
+    all of them, where they are more than a share of `max_failed_share`."""
+    failures = [rollout.failure for rollout in rollouts if rollout.failure]
+    total = c.rl.prompts * c.rl.rollouts
+    num_failed = int(all_reduce_sum(torch.tensor(len(failures), device=current().device)))
+    if num_failed > c.max_failed_share * total:
+        reasons: list = [failures[:1]]
+        if (group := current().group("all")).size > 1:
+            reasons *= group.size
+            dist.all_gather_object(reasons, failures[:1])
+        check_failures(num_failed, total, c.max_failed_share, sum(reasons, [])[0])
+    return num_failed
 
 
 def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: Sequence[Rollout]) -> Step:

@@ -240,7 +240,8 @@ def _collect_answers(
 def _run_program(
     mode: str, tree: Mapping[str, bytes], plan: Mapping, fresh: Callable[[Path], Sandbox], seed: int, seconds: float
 ) -> Iterator[object]:
-    """What inside/fresh.py says, one value a line; nothing where it says what is no JSON."""
+    """What inside/fresh.py says, one value a line; nothing where it says what is no JSON. Raises RuntimeError where the
+    sandbox fails."""
     with tempfile.TemporaryDirectory(prefix="etude-fresh-") as name:
         folder = Path(name)
         write(tree, folder / "tree")
@@ -259,6 +260,8 @@ def _run_program(
         result = sandbox.call("shell", {"command": command}, seconds)
     finally:
         sandbox.close()
+    if result.has_lost_server:  # no answer of the code's
+        raise RuntimeError(f"the grading sandbox has ended: {result.end_reason}")
     try:
         yield from parse_json(f"[{','.join(result.text.splitlines())}]")
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ from environments.grading.ready import Judges, open_judge_sandbox
 from environments.grading.rewards import WEIGHTS, Reward, Weights, reward
 from environments.grading.verdicts import Verdicts, answers_of, disguised, insert_canaries, list_cases, original, read
 from environments.monitor import Attempt, Call, Flag, is_test, watch
-from environments.sandbox.interface import SERVER_ENDED, Observation, Sandbox
+from environments.sandbox.interface import Observation, Sandbox
 
 __all__ = ["Exam", "Grade", "Trust", "prepare_exam", "grade", "add_questions"]
 
@@ -176,7 +176,8 @@ def grade(
 ) -> Grade:
     """Grades a folder that an agent left. `fresh`: opens a sandbox over a folder; its limit on output must hold a line
     of 200 bytes for each test. `calls`: the episode's, for the monitor. `seconds`: of processor time for all tests
-    together; tests that only wait for that long are ended as well. `judges`: may have opened such a sandbox ahead."""
+    together; tests that only wait for that long are ended as well. `judges`: may have opened such a sandbox ahead.
+    Raises RuntimeError where the infrastructure fails, such as a sandbox whose server is killed twice."""
     collected = collect(left, exam.editable, exam.given_tree)
     key, apart_tests = secrets.token_bytes(16), {*exam.separate_tests}
     laid_tree = lay(exam.given_tree, collected, exam.editable)
@@ -302,12 +303,13 @@ def _collect_verdicts(
         "inside": inside_part,
         "seconds": seconds,
     }
-    observation = _run_judge(
-        judges.take() if is_small else open_judge_sandbox(judges.fresh, package_files), plan, seconds
-    )
-    if is_small and observation.exit is None and (observation.end_reason or "").startswith(SERVER_ENDED):
+    laid_files = None if is_small else package_files
+    observation = _run_judge(judges.take() if is_small else open_judge_sandbox(judges.fresh, laid_files), plan, seconds)
+    if observation.has_lost_server:
         # Whoever ends a nursery ends all of its forks, and what is graded in them is not to blame.
-        observation = _run_judge(open_judge_sandbox(judges.fresh), plan, seconds)
+        observation = _run_judge(open_judge_sandbox(judges.fresh, laid_files), plan, seconds)
+    if observation.has_lost_server:  # no verdict: nothing inside can end the server, so this is no failure of the tests
+        raise RuntimeError(f"the grading sandbox has ended twice: {observation.end_reason}")
     if observation.exit == NO_TREE:  # nothing of the tree has run yet
         raise RuntimeError(f"the grading sandbox takes no tree: {observation.text}")
     # a judge that was killed has said nothing

@@ -26,6 +26,8 @@ FORBIDDEN_FILES = re.compile(
 )
 """Files that change how tests are run or what is imported: no set of editable files reaches them."""
 
+MAX_IGNORED = 64 << 20
+"""Bytes that are read of all files outside of the editable set, at most: several trees are graded at a time."""
 DEEPEST = 40
 """Folders within each other, at most. A path may be longer than the system's limit on paths, and deeper than Python's
 stack."""
@@ -72,19 +74,19 @@ class Collected:
 
 def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entries: int = 100_000) -> Collected:
     """Reads a folder that an agent left, and follows nothing. `pristine`: the files that it began with. `entries`: how
-    many names are looked at, at most. Raises ValueError where the folder is none, or holds more."""
+    many names are looked at, at most; the rest is refused. Raises ValueError where the folder is none."""
     files: dict[str, bytes] = {}
     refusals: list[tuple[str, str]] = []
     ignored_files: dict[str, bytes] = {}
-    count, pristine_paths = 0, {*pristine}
+    count, ignored_bytes, pristine_paths = 0, 0, {*pristine}
     for name in pristine:
         pristine_paths |= {name[:at] for at, letter in enumerate(name) if letter == "/"}
 
     def walk(handle: int, prefix: str) -> None:
-        nonlocal count
+        nonlocal count, ignored_bytes
         for entry in sorted(os.listdir(handle)):
             if (count := count + 1) > entries:
-                raise ValueError(f"the folder has more than {entries} entries")
+                return
             name = f"{prefix}{entry}"
             if not PLAIN.fullmatch(entry) and name not in pristine_paths:
                 if PLAIN.fullmatch(entry.removeprefix(".")):
@@ -107,9 +109,15 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
                 finally:
                     os.close(inner)
             elif name not in editable:
-                data = read_content(handle, entry, max(editable.file, len(pristine.get(name, b""))))
+                max_bytes = (
+                    max(editable.file, len(pristine[name]))
+                    if name in pristine
+                    else max(0, min(editable.file, MAX_IGNORED - ignored_bytes))
+                )
+                data = read_content(handle, entry, max_bytes)
                 if name not in pristine or data != pristine[name]:
                     ignored_files[name] = data or b""
+                    ignored_bytes += len(ignored_files[name])
             elif reason := explain_refusal(status, editable.file):
                 refusals.append((name, reason))
             elif len(files) >= editable.files:
@@ -127,6 +135,8 @@ def collect(root: Path, editable: Editable, pristine: Mapping[str, bytes], entri
         walk(top, "")
     finally:
         os.close(top)
+    if count > entries:
+        refusals.append((".", f"the folder has more than {entries} entries"))
     names_by_casefold = {}
     for name in sorted(files):
         if names_by_casefold.setdefault(name.casefold(), name) != name:

@@ -58,9 +58,9 @@ Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
 
 
 class HarnessEnvironment:
-    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, after which the
-    episode is over, so that the policy can keep nobody waiting for longer; waiting for the policy is not counted.
-    `call_seconds`: of a call."""
+    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, and of storing the trees
+    that they leave, after which the episode is over, so that the policy can keep nobody waiting for longer; waiting for
+    the policy is not counted. `call_seconds`: of a call."""
 
     def __init__(
         self,
@@ -103,9 +103,10 @@ class HarnessEnvironment:
             self.lines.append({"kind": "nudge", "text": NUDGE})
         diff = ""
         if parsed_calls:
-            self.silent = 0
+            self.silent, since = 0, time.monotonic()
             with infrastructure(self.task.key):
                 diff, complaint = self.workspace.keep()
+            self.elapsed_seconds += time.monotonic() - since
             check_server(self.task.key, self.workspace.over.removeprefix("the sandbox ended: "))
             if complaint:
                 answers.append(Message("user", complaint))

@@ -69,6 +69,11 @@ class Observation:
     seconds: float = 0.0
     """Wall-clock seconds that the call took."""
 
+    @property
+    def has_lost_server(self) -> bool:
+        """Whether the sandbox's server ended before it could answer, which no process inside can do."""
+        return self.exit is None and (self.end_reason or "").startswith(SERVER_ENDED)
+
 
 class Door(Protocol):
     """A way out of sandboxes that have no network (environments/egress/door.py)."""

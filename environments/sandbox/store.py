@@ -28,6 +28,10 @@ from .manifest import Entry, Manifest
 
 __all__ = ["Store"]
 
+MAX_ENTRIES, MAX_CONTENTS = 200_000, 500_000
+"""Entries of lists, and names of contents, that a process remembers: some 70 MB each. A training sees a new tree in each
+turn of each episode."""
+
 
 class Store:
     """A folder of stored trees; created if it is missing."""
@@ -100,15 +104,20 @@ class Store:
             self._touch(name)
         else:
             self._publish(self._list_path(name), lists.dump(manifest))
-        self._manifests[name] = manifest
+        _remember(self._manifests, name, manifest)
         return name
 
     def has(self, value: str) -> bool:
         """Whether the content of this SHA-256 is stored. What this process has once seen there is not looked for
         again."""
-        if value not in self._stored_contents and self._content_path(value).exists():
+        if value in self._stored_contents:
+            return True
+        is_stored = self._content_path(value).exists()
+        if is_stored:
+            if len(self._stored_contents) >= MAX_CONTENTS:
+                self._stored_contents.clear()
             self._stored_contents.add(value)
-        return value in self._stored_contents
+        return is_stored
 
     def add_content(self, read: Callable[[int], bytes], size: int, value: str, path: str) -> None:
         """Stores `size` bytes that `read(n)` gives, at most n at a time. Raises RunError if they are other bytes than
@@ -134,7 +143,8 @@ class Store:
 
     def manifest(self, snapshot: str) -> Manifest:
         """The list of a stored tree; not to be changed. Raises RunError if there is none, or if it is damaged."""
-        if snapshot not in self._manifests:
+        manifest = self._manifests.get(snapshot)
+        if manifest is None:
             if not re.fullmatch("[0-9a-f]{64}", snapshot) or not self._list_path(snapshot).exists():
                 raise RunError(f"no tree {snapshot!r} is stored in {self.folder}")
             data = self._list_path(snapshot).read_bytes()
@@ -144,8 +154,8 @@ class Store:
                     f"the stored list {self._list_path(snapshot)} is damaged: its content does not fit "
                     f"its name; delete it"
                 )
-            self._manifests[snapshot] = lists.load(data)
-        return self._manifests[snapshot]
+            manifest = _remember(self._manifests, snapshot, lists.load(data))
+        return manifest
 
     def content(self, entry: Entry) -> bytes:
         """A stored file's bytes. Raises RunError if they are missing or damaged."""
@@ -160,9 +170,8 @@ class Store:
 
     def readable_manifest(self, snapshot: str) -> Manifest:
         """The list of a stored tree as `tree` lays it out; not to be changed."""
-        if snapshot not in self._layouts:
-            self._layouts[snapshot] = lists.readable(self.manifest(snapshot))
-        return self._layouts[snapshot]
+        manifest = self._layouts.get(snapshot)
+        return manifest or _remember(self._layouts, snapshot, lists.readable(self.manifest(snapshot)))
 
     def laid_out(self, snapshot: str) -> bool:
         """Whether the tree lies there as files."""
@@ -234,6 +243,19 @@ class Store:
         with open(handle, "wb") as file:
             file.write(data)
         os.replace(temporary, target)
+
+
+def _remember(cache: dict[str, Manifest], snapshot: str, manifest: Manifest) -> Manifest:
+    """Keeps a list in memory, and forgets the oldest ones."""
+    cache[snapshot] = manifest
+    sizes = [(name, len(entries)) for name, entries in [*cache.items()]]
+    excess = sum(size for _, size in sizes) - MAX_ENTRIES
+    for name, size in sizes[:-1]:
+        if excess <= 0:
+            break
+        excess -= size
+        cache.pop(name, None)
+    return manifest
 
 
 def _remove(folder: Path) -> None:

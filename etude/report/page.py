@@ -26,6 +26,7 @@ from etude.report.record import (
     before_after,
     collect,
     columns,
+    describe_failed,
     evaluation_of,
     in_words,
     replace_text,
@@ -83,7 +84,8 @@ def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[st
         _render_cards(record),
     ]
     parts += _render_section("Before and after", [_render_before_after(record)], eval_pictures(result))
-    parts += _render_section("Reinforcement learning", [], rl_pictures(metrics))
+    failed = describe_failed(record, metrics.get("rl", []))
+    parts += _render_section("Reinforcement learning", [f"<p>{failed}.</p>" if failed else ""], rl_pictures(metrics))
     parts += _render_section(
         "What was watched for in RL", [_render_watched(metrics)], watched.picture(metrics.get("rl", []))
     )

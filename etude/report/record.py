@@ -61,6 +61,7 @@ _MEASURES = (
     ("turns", "turns", "{:.2f}", False),
     ("invalid_calls", "invalid calls", "{:.3f}", False),
     ("segments", "contexts per rollout", "{:.2f}", False),
+    ("failed", "left out: sandbox failed, rollouts", "{:.0f}", False),
 )
 
 
@@ -79,6 +80,18 @@ def before_after(record: dict) -> list[tuple[str, ...]]:
             values = [in_words(moment.get(key), form) for moment in moments]
             rows.append((name, *values, in_words(difference.get(key), form.replace(":", ":+"))))
     return rows
+
+
+def describe_failed(record: dict, lines: list[dict]) -> str:
+    """How many rollouts of RL were left out because their environments failed; empty if none. `lines`: its metrics."""
+    failed_counts = [line["failed"] for line in lines if line.get("failed")]
+    settings = (record.get("config") or {}).get("rl") or {}
+    if not failed_counts:
+        return ""
+    return (
+        f"{sum(failed_counts):.0f} of {len(lines) * settings.get('prompts', 0) * settings.get('rollouts', 0)} rollouts "
+        f"were left out, as their environments failed, in {len(failed_counts)} of {len(lines)} steps"
+    )
 
 
 def columns(record: dict) -> tuple[str, ...]:

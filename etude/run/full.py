@@ -96,7 +96,7 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
     from etude.run import budget_ladder
     from etude.run import summary as run_summary
     from recipe.full import stages as chain
-    from recipe.full.package_stages import refusal_of
+    from recipe.full.package_stages import STOPPED, refusal_of
     from scaled.runtime import launch
 
     ranks = count(config.cluster, nproc, backend, name)
@@ -122,9 +122,12 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
             payload = json.dumps(
                 {"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
             )
+            (out / STOPPED).unlink(missing_ok=True)
             code = launch.start("etude.run.rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
         if code:
             raise RunError(describe_failure("the recipe", resume_command, backend))
+        if (out / STOPPED).exists():
+            raise RunError(f"{(out / STOPPED).read_text(encoding='utf-8')}. Continue with: {resume_command}")
         if refusal := refusal_of(out):
             raise RunError(refusal)
         run_summary.show(out)

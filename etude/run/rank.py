@@ -51,14 +51,16 @@ def rank(out: Path, payload: dict) -> None:
 
 @contextlib.contextmanager
 def exit_on_error(out: Path) -> Iterator[None]:
-    """Turns a bad checkpoint and a full disk into one line."""
+    """Turns a bad checkpoint, a full disk and too many environments that failed into one line."""
     from kit.disk import NO_ROOM, refusal
+    from ref.environment import EnvironmentFailure
     from ref.network.checkpoint import CheckpointError
 
     try:
         yield
     except (
         CheckpointError,
+        EnvironmentFailure,
         RunError,
     ) as error:  # usually every rank raises it, but some files are read by one rank only
         sys.exit(f"error: {error}")

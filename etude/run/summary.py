@@ -16,17 +16,18 @@ def show(root: Path) -> None:
     """Writes the report of the run folder `root`, and prints held-out success before and after RL, what has changed in
     RL, where the files are, how long it took, and what can be done next."""
     page_path, record_path = page.write(root, rollouts.render_rollouts)
-    rows = record.before_after(read_json(record_path))
+    results = read_json(record_path)
+    rows = record.before_after(results)
     if rows:
-        headings = record.columns(read_json(record_path))
+        headings = record.columns(results)
         table = Table("held-out tasks", *headings, box=None, header_style="bold")
         for row in rows:
             table.add_row(*row)
         Console().print(table)
-    if monitor_summary := watched.sentence(
-        read_lines(root / "metrics" / "rl.jsonl") if (root / "metrics" / "rl.jsonl").exists() else []
-    ):
-        print(f"RL:     {monitor_summary}")
+    lines = read_lines(root / "metrics" / "rl.jsonl") if (root / "metrics" / "rl.jsonl").exists() else []
+    for sentence in (watched.sentence(lines), record.describe_failed(results, lines)):
+        if sentence:
+            print(f"RL:     {sentence}")
     print(f"report: {page_path} and {record_path}")
     if (root / "checkpoints" / "final").is_dir():
         print(f"model:  {root / 'checkpoints' / 'final'}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from kit.disk import read_json
-from kit.runs import Stage
+from kit.disk import atomic_write, read_json
+from kit.runs import Run, Stage
 from recipe.full.settings import FullRecipe
 from recipe.full.weights import gather, measure_codebase
 from recipe.packages import evaluation
@@ -20,12 +21,21 @@ from recipe.packages.chat_format import load_chat_format, make_chaining
 from recipe.packages.tasks import PackageTasks, make_schemas
 from ref.chat_format import TemplateFormat
 from ref.engine.sampler import Sampler
+from ref.environment import EnvironmentFailure
 from ref.rollout import Limits, hash_seed
 from scaled import rl
 from scaled.network.model import load_hf
 from scaled.runtime.launch import Watchdog
 
-__all__ = ["evaluate_packages", "limits_of", "make_package_tasks", "measure_packages", "refusal_of"]
+__all__ = [
+    "STOPPED",
+    "evaluate_packages",
+    "limits_of",
+    "make_package_tasks",
+    "measure_packages",
+    "refusal_of",
+    "stopping",
+]
 
 
 def make_package_tasks(c: FullRecipe, out: Path) -> PackageTasks:
@@ -54,6 +64,23 @@ def refusal_of(out: Path) -> str:
     """Why the run does not go on to RL; empty if it does."""
     path = out / "stages" / "measure.json"
     return str(read_json(path)["result"].get("refusal") or "") if path.exists() else ""
+
+
+STOPPED = Path("work", "stopped")
+"""File of a run's folder: why it stopped before its end."""
+
+
+@contextmanager
+def stopping(run: Run | None, out: Path, c: FullRecipe) -> Iterator[None]:
+    """Where too many sandboxes have failed, which all ranks raise, rank 0 notes why, for whoever started the ranks:
+    torchrun would start them again and again."""
+    try:
+        yield
+    except EnvironmentFailure as error:
+        if not c.on_packages:
+            raise
+        if run is not None:
+            atomic_write(out / STOPPED, str(error))
 
 
 def evaluate_packages(stage: Stage | None, out: Path, c: FullRecipe) -> None:
@@ -94,18 +121,24 @@ def measure_moments(
             )
             seed = hash_seed(c.seed, "evaluation")
             policy_name = str(folder.relative_to(out)) if folder.is_relative_to(out) else str(folder)
-            grids, greedy = evaluation.evaluate_policy(
+            grids, greedy, failures = evaluation.evaluate_policy(
                 sampler, tasks, part, e.samples, limits_of(c, tasks), c.rl.temperature, seed, beat
             )
             first_rollouts = [
                 rollout for number, rollout in zip(numbers, greedy, strict=True) if number < evaluation.MAX_EPISODES
             ]
             evaluation.save_episodes(out / evaluation.EPISODES / moment, tasks, first_rollouts, policy_name)
+            watch.meet()
             gathered: list = [None] * dist.get_world_size()
-            dist.all_gather_object(gathered, (grids, [evaluation.first_reply(rollout) for rollout in greedy]))
+            replies = [evaluation.first_reply(rollout) for rollout in greedy if not rollout.failure]
+            dist.all_gather_object(gathered, (grids, replies, failures))
+            measures = {name: np.concatenate([part[name] for part, *_ in gathered]) for name in grids}
+            evaluation.check_evaluation(
+                measures, c.tasks.max_failed_share, [reason for *_, reasons in gathered for reason in reasons]
+            )
             evaluations[moment] = {
-                **{name: np.concatenate([part[name] for part, _ in gathered]) for name in grids},
-                "replies": [reply for _, replies in gathered for reply in replies],
+                **measures,
+                "replies": [reply for _, replies, _ in gathered for reply in replies],
                 "tasks": [task.key for task in selected],
                 "packages": [tasks.package_of[task.key] for task in selected],
             }

@@ -44,7 +44,14 @@ from kit.disk import read_lines
 from kit.process import in_fresh_process, map_on_cores
 from kit.runs import Run, Stage
 from kit.settings import RunError
-from recipe.full.package_stages import evaluate_packages, limits_of, make_package_tasks, measure_packages, refusal_of
+from recipe.full.package_stages import (
+    evaluate_packages,
+    limits_of,
+    make_package_tasks,
+    measure_packages,
+    refusal_of,
+    stopping,
+)
 from recipe.full.settings import FullRecipe
 from recipe.full.weights import gather, measure_codebase
 from recipe.packages.chat_format import choose_template
@@ -250,6 +257,7 @@ def make_rl_config(c: FullRecipe, experts: int, root: Path | None = None) -> rl.
         micro_rows=c.cluster.micro_rows,
         sampler_dtype=c.training.sampler_dtype,
         heldout=0,
+        max_failed_share=c.tasks.max_failed_share,
     )
 
 
@@ -279,24 +287,25 @@ def play(out: Path, c: FullRecipe, ranks: int, ends: Ends | None = None) -> None
             if c.on_packages
             else {"eval": evaluate, "decode": decode}
         )
-    for stage in order:
-        with mesh(**layout(c, ranks, stage)):
-            record = (
-                None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))
-            )  # its total follows
-            if refusal_of(out):
-                return
-            finished_flag = [record is not None and record.finished]
-            dist.broadcast_object_list(finished_flag, 0)
-            if finished_flag[0]:
-                continue
-            if stage in ends:
-                ends[stage](record, out, c)
-            else:
-                train(run, record, out, c, stage)
-            if run is not None:
-                shutil.rmtree(out / "work" / stage, ignore_errors=True)
-            dist.barrier()
+    with stopping(run, out, c):
+        for stage in order:
+            with mesh(**layout(c, ranks, stage)):
+                record = (
+                    None if run is None else run.stage(stage, total=1, unit=UNITS.get(stage, "tokens"))
+                )  # its total follows
+                if refusal_of(out):
+                    return
+                finished_flag = [record is not None and record.finished]
+                dist.broadcast_object_list(finished_flag, 0)
+                if finished_flag[0]:
+                    continue
+                if stage in ends:
+                    ends[stage](record, out, c)
+                else:
+                    train(run, record, out, c, stage)
+                if run is not None:
+                    shutil.rmtree(out / "work" / stage, ignore_errors=True)
+                dist.barrier()
 
 
 def train(run: Run | None, record: Stage | None, out: Path, c: FullRecipe, stage: str) -> None:
@@ -602,7 +611,7 @@ class Note:
         """`scaled.optimise.Log`."""
         self.stage.total = steps
         self.catch_up(step)
-        names = ("reward", "success", "loss", "mtp_loss", "codebase_ppl")
+        names = ("reward", "success", "failed", "loss", "mtp_loss", "codebase_ppl")
         self.stage.progress(step, self.tokens, **{name: metrics[name] for name in names if name in metrics})
 
     def finish(self, metrics: dict, checkpoint: Path) -> None:

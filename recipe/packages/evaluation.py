@@ -7,6 +7,7 @@ and the episodes themselves.
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,20 @@ from environments.harness.task_set import lines_of
 from environments.harness.tools import openai, select_tools
 from kit.disk import atomic_write, read_json
 from kit.runs import Stage
-from kit.settings import RunError
 from kit.statistics import bootstrap, pass_at_k
 from recipe.packages.tasks import PackageTasks
 from recipe.small.settings import Evaluation
 from ref.chat_format import TemplateFormat
 from ref.engine.sampler import Sampler
-from ref.rollout import Limits, Rollout, sample_rollouts
+from ref.environment import EnvironmentFailure
+from ref.rollout import Limits, Rollout, check_failures, sample_rollouts
 
 __all__ = [
     "EPISODES",
     "MAX_EPISODES",
     "as_lists",
     "check_calls",
+    "check_evaluation",
     "conclude",
     "evaluate_policy",
     "first_reply",
@@ -56,10 +58,11 @@ def evaluate_policy(
     temperature: float,
     seed: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> tuple[dict[str, np.ndarray], list[Rollout]]:
-    """Of each task `samples` rollouts and a greedy one: measures [tasks, samples], `greedy` [tasks], and the greedy
-    rollouts. Tasks are sampled a few at a time, so that `progress(rollouts so far)` is called. Raises RunError where a
-    rollout has no result."""
+) -> tuple[dict[str, np.ndarray], list[Rollout], list[str]]:
+    """Of each task `samples` rollouts and a greedy one: measures [tasks, samples], `greedy` [tasks], the greedy
+    rollouts, and why rollouts failed. A rollout whose sandbox failed is neither a success nor a failure of the policy:
+    its measures are NaN, and it is in no mean. Tasks are sampled a few at a time; `progress(rollouts so far)` is called
+    then, and whenever an environment has answered."""
     chat_format = tasks.chat_format
     assert isinstance(chat_format, TemplateFormat)
     sampled, greedy, done = list[Rollout](), list[Rollout](), 0
@@ -69,21 +72,26 @@ def evaluate_policy(
         for count, degree, collected in ((samples, temperature, sampled), (1, 0.0, greedy)):
             generator = torch.Generator().manual_seed(seed) if degree else None
             rollouts = sample_rollouts(
-                sampler, tasks.environment, part, count, chat_format, limits, degree, generator, threads=tasks.is_slow
+                sampler,
+                tasks.environment,
+                part,
+                count,
+                chat_format,
+                limits,
+                degree,
+                generator,
+                threads=tasks.is_slow,
+                on_step=partial(progress, done),
             )
-            if failures := [rollout.failure for rollout in rollouts if rollout.failure]:
-                raise RunError(
-                    f"{len(failures)} of {len(rollouts)} rollouts of the evaluation have no result, the first one "
-                    f"because {failures[0]}; resume the run"
-                )
             collected += rollouts
             done += len(rollouts)
             progress(done)
-    grids = {name: np.zeros((len(selected), samples)) for name in MEASURES}
+    grids = {name: np.full((len(selected), samples), np.nan) for name in MEASURES}
     for number, rollout in enumerate(sampled):
-        for name, value in measure(rollout).items():
+        for name, value in measure(rollout).items() if not rollout.failure else ():
             grids[name][divmod(number, samples)] = value
-    return grids | {"greedy": np.array([rollout.metrics["success"] for rollout in greedy])}, greedy
+    grids["greedy"] = np.array([np.nan if rollout.failure else rollout.metrics["success"] for rollout in greedy])
+    return grids, greedy, [rollout.failure for rollout in (*sampled, *greedy) if rollout.failure]
 
 
 CHUNK = 32
@@ -114,40 +122,84 @@ def sum_by_package(values: np.ndarray, packages: Sequence[str]) -> np.ndarray:
     return np.array(rows, dtype=float)
 
 
-def interval(values: np.ndarray, packages: Sequence[str], resamples: int) -> dict[str, float]:
-    """The mean over tasks, with a 95% bootstrap interval over packages; of a single package, over its tasks."""
+def interval(values: np.ndarray, packages: Sequence[str], resamples: int) -> dict[str, float] | None:
+    """The mean over tasks, with a 95% bootstrap interval over packages; of a single package, over its tasks. Tasks
+    whose value is NaN are left out; None if all are."""
+    is_measured = np.isfinite(values)
+    values, packages = values[is_measured], [name for name, keep in zip(packages, is_measured, strict=True) if keep]
+    if not packages:
+        return None
     if len({*packages}) == 1:
         return bootstrap(values, n=resamples)
     return bootstrap(sum_by_package(values, [*packages]), lambda rows: rows[:, 0].sum() / rows[:, 1].sum(), n=resamples)
 
 
+def average_samples(grid: np.ndarray) -> np.ndarray:
+    """[tasks, samples] → [tasks]: the mean over the samples whose sandbox did not fail; NaN where all failed."""
+    is_valid = np.isfinite(grid)
+    return np.where(is_valid, grid, 0.0).sum(1) / np.where(is_valid.any(1), is_valid.sum(1), np.nan)
+
+
+def estimate_pass_at_k(success: np.ndarray, k: int) -> np.ndarray:
+    """[tasks, samples] → [tasks]: the unbiased estimate from each task's m valid samples; NaN where m < k, as fewer
+    samples say nothing about k of them without bias."""
+    valid_counts = np.isfinite(success).sum(1)
+    return np.array(
+        [
+            pass_at_k(np.nansum(row), m, k)[0] if m >= k else np.nan
+            for row, m in zip(success, valid_counts.tolist(), strict=True)
+        ]
+    )
+
+
+def count_failed(grids: dict[str, Any]) -> int:
+    """Rollouts whose sandbox failed, sampled and greedy ones."""
+    return int(np.isnan(grids["success"]).sum() + np.isnan(grids["greedy"]).sum())
+
+
+def check_evaluation(grids: dict[str, Any], max_share: float, reasons: Sequence[str]) -> None:
+    """Raises EnvironmentFailure where sandboxes of more than this share of the rollouts failed, and where no sampled
+    rollout is left. `reasons`: why each failed."""
+    check_failures(len(reasons), grids["success"].size + grids["greedy"].size, max_share, reasons[0] if reasons else "")
+    if np.isnan(grids["success"]).all():
+        raise EnvironmentFailure(f"no rollout of the evaluation is left: {reasons[0]}")
+
+
 def summarise(grids: dict[str, Any], packages: Sequence[str], resamples: int) -> dict[str, Any]:
-    """Means of the measures with intervals over packages, best of n, greedy success, and pass@k for every k.
-    `packages`: of each task."""
+    """Means of the measures with intervals over packages, best of n, greedy success, pass@k for every k, and the number
+    of rollouts whose sandbox failed, which are in none of these. `packages`: of each task. A measure that no task has
+    is None."""
     samples = grids["success"].shape[1]
-    solved_counts = grids["success"].sum(1)
-    curve = [float(pass_at_k(solved_counts, samples, k).mean()) for k in range(1, samples + 1)]
+    curve = []
+    for k in range(1, samples + 1):
+        values = estimate_pass_at_k(grids["success"], k)
+        curve.append(float(np.nanmean(values)) if np.isfinite(values).any() else None)
     return {
-        **{name: interval(grids[name].mean(1), packages, resamples) for name in MEASURES},
-        f"best_of_{samples}": interval(solved_counts > 0, packages, resamples),
+        **{name: interval(average_samples(grids[name]), packages, resamples) for name in MEASURES},
+        f"best_of_{samples}": interval(estimate_pass_at_k(grids["success"], samples), packages, resamples),
         "greedy": interval(grids["greedy"], packages, resamples),
         "pass_at_k": curve,
+        "failed": count_failed(grids),
     }
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], packages: Sequence[str], resamples: int) -> dict[str, Any]:
-    """After minus before, paired by task, with intervals over packages."""
+    """After minus before, paired by task, with intervals over packages. A task that has no value before or after is
+    left out."""
     samples = before["success"].shape[1]
-    differences = {name: after[name].mean(1) - before[name].mean(1) for name in MEASURES}
-    differences[f"best_of_{samples}"] = after["success"].max(1) - before["success"].max(1)
+    differences = {name: average_samples(after[name]) - average_samples(before[name]) for name in MEASURES}
+    differences[f"best_of_{samples}"] = np.subtract(
+        *(estimate_pass_at_k(part["success"], samples) for part in (after, before))
+    )
     differences["greedy"] = after["greedy"] - before["greedy"]
     return {name: interval(values, packages, resamples) for name, values in differences.items()}
 
 
 def save_episodes(folder: Path, tasks: PackageTasks, rollouts: Sequence[Rollout], policy_name: str) -> None:
-    """Writes greedy episodes as transcripts that `etude show` reads. Raises OSError."""
+    """Writes greedy episodes as transcripts that `etude show` reads, but for those whose sandbox failed. Raises
+    OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rollout in rollouts:
+    for rollout in [rollout for rollout in rollouts if not rollout.failure]:
         lines = format_transcript(lines_of(rollout, tasks.chat_format.stop_ids), rollout, tasks, policy_name)
         text = "".join(json.dumps(line) + "\n" for line in lines)
         atomic_write(folder / f"{rollout.task.key}.jsonl", text)
@@ -182,10 +234,10 @@ def first_reply(rollout: Rollout) -> str:
 
 def check_calls(evaluation: dict[str, Any], minimum: float) -> str:
     """A message with the most frequent first reply where less than this share of the calls is valid; else empty."""
-    share = float(evaluation["valid_calls"].mean())
+    share = float(np.nanmean(evaluation["valid_calls"]))
     if share >= minimum:
         return ""
-    reply = Counter(evaluation["replies"]).most_common(1)[0][0]
+    reply = Counter(evaluation["replies"] or [""]).most_common(1)[0][0]
     return (
         f"after SFT {share:.0%} of the calls are valid, less than tasks.min_valid_calls={minimum:g}; the most frequent "
         f"reply is {reply!r}: begin another run that trains longer (sft.epochs, sft.adamw_lr), on more conversations, "
@@ -194,8 +246,11 @@ def check_calls(evaluation: dict[str, Any], minimum: float) -> str:
 
 
 def as_lists(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation as JSON holds it."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in evaluation.items()}
+    """An evaluation as JSON holds it: null in place of NaN."""
+    return {
+        name: np.where(np.isnan(value), None, value).tolist() if isinstance(value, np.ndarray) else value
+        for name, value in evaluation.items()
+    }
 
 
 def conclude(
@@ -209,10 +264,12 @@ def conclude(
     stage.log(
         1,
         **{
-            f"{moment}_{name}": float(part[name].mean())
+            f"{moment}_{name}": float(np.nanmean(part[name]))
             for moment, part in grids.items()
             for name in ("success", "greedy", "valid_calls")
+            if np.isfinite(part[name]).any()
         },
+        failed=count_failed(grids["after"]),
     )
     stage.finish(
         {

@@ -65,6 +65,9 @@ class PackageSettings:
     threads: bool = True
     """Whether tools run while the model writes other turns. False: one after the other, so a run that is repeated or
     resumed has the same bits."""
+    max_failed_share: float = 0.2
+    """Share of the rollouts of a step of RL, or of an evaluation, whose sandboxes may fail; where more do, the run
+    stops, and is resumed."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     """What sandboxes are made with."""
     min_valid_calls: float = 0.05
@@ -76,7 +79,7 @@ class PackageSettings:
         least |= dict.fromkeys(
             ("demonstrations", "summary_at", "call_seconds", "episode_seconds", "grading_seconds", "levels"), 0
         )
-        check_ranges(self, least=least, shares=("heldout_share", "min_valid_calls"))
+        check_ranges(self, least=least, shares=("heldout_share", "max_failed_share", "min_valid_calls"))
         select_tools(self.tools)
         if unknown_styles := [style for style in self.styles if style not in STYLES]:
             raise ValueError(f"styles must be of {', '.join(STYLES)}; got {unknown_styles[0]}")

@@ -5,8 +5,10 @@ hanging rank.
     worker()                     whether this process is one of torchrun's
     world(backend)               inside: the process group, NCCL on GPUs or gloo on CPUs, and this rank's device
     share_cores(rank)            inside, on CPUs: ranks that wait for each other do not preempt each other
-    Watch(folder, timeout)       inside: `beat(step)` after each step; silence for longer than `timeout` ends the
+    Watchdog(folder, timeout)    inside: `beat(step)` after each step; silence for longer than `timeout` ends the
                                  process
+    stay_alive(), meet()         within a step of unequal length, such as sampling with slow tools: this rank works;
+                                 wait here for ranks that still do
 
 On a cluster, the scheduler starts torchrun on every node, with the same program inside; `start` is for one node.
 
@@ -35,7 +37,7 @@ import torch.distributed as dist
 from kit.disk import read_json
 from scaled.runtime.mesh import current
 
-__all__ = ["Watchdog", "share_cores", "start", "worker", "world"]
+__all__ = ["Watchdog", "meet", "share_cores", "start", "stay_alive", "worker", "world"]
 
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
@@ -122,22 +124,55 @@ class Watchdog:
 
     GRACE = 2.0
     """Seconds for all ranks to write where they are."""
+    POLL = 0.05
+    """Seconds between two looks at how far other ranks are."""
+    active: "Watchdog | None" = None
+    """That of this process now."""
 
     def __init__(self, folder: Path, timeout: float):
         """`folder` is the same for all ranks; `timeout`: seconds that a step may take."""
         self.folder, self.timeout = Path(folder), timeout
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.last_beat, self.step, self.stop_event = time.monotonic(), -1, threading.Event()
+        self.beat_count, self.meeting_count, self.is_meeting = 0, 0, False
         self.main_thread = threading.get_ident()
         self.groups = {dist.group.WORLD, *(group.handle for _, group in current().groups if group.handle)}
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / str(self.rank)).unlink(missing_ok=True)
+        for name in (str(self.rank), f"{self.rank}.beats", f"{self.rank}.meetings"):
+            (self.folder / name).unlink(missing_ok=True)
         self.thread = threading.Thread(target=self._watch_steps, daemon=True)
         dist.barrier()
 
     def beat(self, step: int) -> None:
         """This rank has finished a step."""
-        self.step, self.last_beat = step, time.monotonic()
+        self.step = step
+        self.stay_alive()
+
+    def stay_alive(self) -> None:
+        """This rank does its work, within a step."""
+        self.last_beat, self.beat_count = time.monotonic(), self.beat_count + 1
+
+    def meet(self) -> None:
+        """Waits until all ranks are here. A collective would fail where another rank still works for three times the
+        timeout; here, as long as any rank beats, those that wait for it beat as well."""
+        self.meeting_count, self.is_meeting = self.meeting_count + 1, True
+        self._write_count("meetings", self.meeting_count)
+        beats: list[int] = []
+        while min(self._read_counts("meetings")) < self.meeting_count:
+            if (counts := self._read_counts("beats")) != beats:
+                beats, self.last_beat = counts, time.monotonic()
+            time.sleep(self.POLL)
+        self.is_meeting = False
+        self.stay_alive()
+
+    def _write_count(self, name: str, count: int) -> None:
+        temporary = self.folder / f".{self.rank}.{name}"
+        temporary.write_text(str(count))
+        os.replace(temporary, self.folder / f"{self.rank}.{name}")
+
+    def _read_counts(self, name: str) -> list[int]:
+        paths = [self.folder / f"{rank}.{name}" for rank in range(self.ranks)]
+        return [int(path.read_text()) if path.exists() else 0 for path in paths]
 
     def describe_position(self) -> dict:
         """How many collectives this rank has started, whether its main thread is inside torch.distributed, and its
@@ -152,7 +187,7 @@ class Watchdog:
         num_collectives = sum(group._get_sequence_number_for_group() for group in self.groups)
         return {
             "begun": num_collectives,
-            "waits": is_waiting,
+            "waits": is_waiting or self.is_meeting,
             "at": f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}",
         }
 
@@ -170,7 +205,11 @@ class Watchdog:
         return "; ".join(parts) or "all ranks wait for each other"
 
     def _watch_steps(self) -> None:
+        written_count = 0
         while not self.stop_event.wait(min(1.0, self.timeout / 4)):
+            if self.beat_count != written_count:
+                written_count = self.beat_count
+                self._write_count("beats", written_count)
             if time.monotonic() - self.last_beat < self.timeout:
                 continue
             temporary = self.folder / f".{self.rank}"
@@ -193,13 +232,26 @@ class Watchdog:
         os._exit(14)
 
     def __enter__(self) -> "Watchdog":
-        self.last_beat = time.monotonic()
+        self.last_beat, Watchdog.active = time.monotonic(), self
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        Watchdog.active = None
         self.stop_event.set()
         self.thread.join()
+
+
+def stay_alive() -> None:
+    """See `Watchdog.stay_alive`; does nothing where nobody watches."""
+    if Watchdog.active is not None:
+        Watchdog.active.stay_alive()
+
+
+def meet() -> None:
+    """See `Watchdog.meet`; does nothing where nobody watches."""
+    if Watchdog.active is not None:
+        Watchdog.active.meet()
 
 
 if __name__ == "__main__":

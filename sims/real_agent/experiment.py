@@ -319,9 +319,14 @@ def measure(run: Run, setup: Setup, name: str, weights: Path | None) -> dict[str
     stage.restore()
     sampler = setup.sampler(setup.trainer(0.0, weights).model)
     seed = hash_seed(c.seed, "real-agent", name)
-    grids, greedy = evaluate_policy(
+    grids, greedy, failures = evaluate_policy(
         sampler, setup.tasks, selected, c.samples, setup.limits, c.rl.temperature, seed, stage.progress
     )
+    if failures:
+        raise RunError(
+            f"{len(failures)} rollouts of the evaluation have no result, the first one because {failures[0]}; "
+            f"resume the run"
+        )
     folder = run.root / "episodes" / name
     save_episodes(folder, setup.tasks, greedy[:8], f"{c.model} {name}")
     packages = [setup.tasks.package_of[task.key] for task in selected]

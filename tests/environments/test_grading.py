@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from environments.grading import lay as lay_files
 from environments.grading.halves import halves
 from environments.grading.lay import FORBIDDEN_FILES, Collected, Editable, collect, lay, write
 from environments.grading.rewards import Weights, added, changed, conformance, reward, succinctness
@@ -156,8 +157,18 @@ def test_names_that_differ_by_capitals_and_too_many_files(tmp_path):
     assert found.refused == (("words/parts/a.py", "it differs from words/parts/A.py by capital letters alone"),)
     few = collect(root, replace(EDITABLE, files=2), PRISTINE)
     assert len(few.files) == 2 and few.refused[0][1] == "more than 2 files would be laid"
-    with pytest.raises(ValueError, match="more than 4 entries"):
-        collect(root, EDITABLE, PRISTINE, entries=4)
+    cut = collect(root, EDITABLE, PRISTINE, entries=4)
+    assert (".", "the folder has more than 4 entries") in cut.refused and len(cut.files) < len(found.files)
+
+
+def test_many_large_files_outside_of_the_editable_set_are_not_all_read(tmp_path, monkeypatch):
+    """Their names are seen; of their contents so much that several trees can be graded at a time."""
+    monkeypatch.setattr(lay_files, "MAX_IGNORED", 2500)
+    root = left(tmp_path / "left")
+    for number in range(4):
+        (root / f"a{number}.txt").write_bytes(b"x" * 1000)
+    ignored = collect(root, EDITABLE, PRISTINE).ignored
+    assert [len(ignored[f"a{number}.txt"]) for number in range(4)] == [1000, 1000, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.mirror.layouts import close, layouts, play, seeds
 
 G, N = 3, 3
 SMALL = rl.Settings(prompts=G, rollouts=N, max_len=LENGTH, budget_tokens=5)
-ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0)
+ASKED = dataclasses.replace(Rl.rehearsal(), rl=SMALL, length=LENGTH, heldout=0, max_failed_share=1.0)
 
 
 def on_one(
@@ -189,6 +189,23 @@ def test_a_step_of_every_variant(layout, seed, variant, replay, longest, micro, 
     largest = max(float(x.abs().max()) for x in wanted.values())
     for name, x in wanted.items():
         close(grads[name], x, largest)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)], ids=str)
+def test_a_step_stops_where_too_many_rollouts_failed(layout):
+    """On all ranks, wherever those are that failed; exactly the share that is allowed is trained on."""
+    g, state = torch.Generator().manual_seed(0), network(0)
+    chains = [Chain([segment(g, policy(state))], finished=True) for _ in range(G * N)]
+    lost = {2, 7, 8}
+    c = dataclasses.replace(ASKED, cp=layout["cp"], ep=layout["ep"], max_failed_share=3 / 9)
+    figures, *_ = play(layout, calls.rl_step, c, CONFIG, state, state, chains, torch.zeros(G * N).double(), None, lost)
+    assert figures["failed"] == 3
+    c = dataclasses.replace(c, max_failed_share=0.3)
+    with pytest.raises(
+        (EnvironmentFailure, RuntimeError),
+        match="of 3 of 9 rollouts failed, more than max_failed_share=0.3; the first because the sandbox is gone",
+    ):
+        play(layout, calls.rl_step, c, CONFIG, state, state, chains, torch.zeros(G * N).double(), None, lost)
 
 
 @pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=2, ep=2)], ids=str)
