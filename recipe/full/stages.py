@@ -159,6 +159,11 @@ def check(c: FullRecipe, ranks: int) -> None:
     if c.on_packages:
         if c.context.join != FullRecipe().context.join:
             raise RunError("context is for the small world; see tasks.summary_at for summaries on packages")
+        if c.rl.environment_timeout <= c.tasks.episode_seconds:
+            raise RunError(
+                f"rl.environment_timeout={c.rl.environment_timeout:g} must exceed "
+                f"tasks.episode_seconds={c.tasks.episode_seconds:g}, or an agent could have its episode left out"
+            )
         choose_template(path, make_schemas(c.tasks))
     elif c.sft.conversations is not None:
         template_of(path, Language(load_tokenizer(path / "tokenizer.json")))

@@ -122,16 +122,18 @@ def sum_by_package(values: np.ndarray, packages: Sequence[str]) -> np.ndarray:
     return np.array(rows, dtype=float)
 
 
-def interval(values: np.ndarray, packages: Sequence[str], resamples: int) -> dict[str, float] | None:
-    """The mean over tasks, with a 95% bootstrap interval over packages; of a single package, over its tasks. Tasks
-    whose value is NaN are left out; None if all are."""
-    is_measured = np.isfinite(values)
-    values, packages = values[is_measured], [name for name, keep in zip(packages, is_measured, strict=True) if keep]
-    if not packages:
-        return None
+def interval(values: np.ndarray, packages: Sequence[str], resamples: int) -> dict[str, float]:
+    """The mean over tasks, with a 95% bootstrap interval over packages; of a single package, over its tasks."""
     if len({*packages}) == 1:
         return bootstrap(values, n=resamples)
     return bootstrap(sum_by_package(values, [*packages]), lambda rows: rows[:, 0].sum() / rows[:, 1].sum(), n=resamples)
+
+
+def interval_of_valid(values: np.ndarray, packages: Sequence[str], resamples: int) -> dict[str, float] | None:
+    """`interval` over the tasks whose value is not NaN; None if there are none."""
+    is_valid = np.isfinite(values)
+    valid_packages = [name for name, valid in zip(packages, is_valid, strict=True) if valid]
+    return interval(values[is_valid], valid_packages, resamples) if valid_packages else None
 
 
 def average_samples(grid: np.ndarray) -> np.ndarray:
@@ -175,9 +177,9 @@ def summarise(grids: dict[str, Any], packages: Sequence[str], resamples: int) ->
         values = estimate_pass_at_k(grids["success"], k)
         curve.append(float(np.nanmean(values)) if np.isfinite(values).any() else None)
     return {
-        **{name: interval(average_samples(grids[name]), packages, resamples) for name in MEASURES},
-        f"best_of_{samples}": interval(estimate_pass_at_k(grids["success"], samples), packages, resamples),
-        "greedy": interval(grids["greedy"], packages, resamples),
+        **{name: interval_of_valid(average_samples(grids[name]), packages, resamples) for name in MEASURES},
+        f"best_of_{samples}": interval_of_valid(estimate_pass_at_k(grids["success"], samples), packages, resamples),
+        "greedy": interval_of_valid(grids["greedy"], packages, resamples),
         "pass_at_k": curve,
         "failed": count_failed(grids),
     }
@@ -192,7 +194,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], packages: Sequence[st
         *(estimate_pass_at_k(part["success"], samples) for part in (after, before))
     )
     differences["greedy"] = after["greedy"] - before["greedy"]
-    return {name: interval(values, packages, resamples) for name, values in differences.items()}
+    return {name: interval_of_valid(values, packages, resamples) for name, values in differences.items()}
 
 
 def save_episodes(folder: Path, tasks: PackageTasks, rollouts: Sequence[Rollout], policy_name: str) -> None:

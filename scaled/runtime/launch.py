@@ -134,7 +134,7 @@ class Watchdog:
         self.folder, self.timeout = Path(folder), timeout
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.last_beat, self.step, self.stop_event = time.monotonic(), -1, threading.Event()
-        self.beat_count, self.meeting_count, self.is_meeting = 0, 0, False
+        self.beat_count, self.published_count, self.meeting_count, self.is_meeting = 0, 0, 0, False
         self.main_thread = threading.get_ident()
         self.groups = {dist.group.WORLD, *(group.handle for _, group in current().groups if group.handle)}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +164,12 @@ class Watchdog:
             time.sleep(self.POLL)
         self.is_meeting = False
         self.stay_alive()
+
+    def publish(self) -> None:
+        """Tells the other ranks how often this one has beaten, if that is news."""
+        if self.beat_count != self.published_count:
+            self.published_count = self.beat_count
+            self._write_count("beats", self.published_count)
 
     def _write_count(self, name: str, count: int) -> None:
         temporary = self.folder / f".{self.rank}.{name}"
@@ -205,11 +211,8 @@ class Watchdog:
         return "; ".join(parts) or "all ranks wait for each other"
 
     def _watch_steps(self) -> None:
-        written_count = 0
         while not self.stop_event.wait(min(1.0, self.timeout / 4)):
-            if self.beat_count != written_count:
-                written_count = self.beat_count
-                self._write_count("beats", written_count)
+            self.publish()
             if time.monotonic() - self.last_beat < self.timeout:
                 continue
             temporary = self.folder / f".{self.rank}"

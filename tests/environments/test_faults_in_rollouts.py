@@ -267,9 +267,10 @@ def test_a_run_ends_and_only_killed_sandboxes_are_masked(
     assert tasks.killed["episode"] == 2 * sum(DOOMED.values()) >= 0.05 * 2 * size and tasks.killed["judge"] >= 1
     for number, rollout in enumerate(rollouts):
         assert rollout.failure or rollout.reward == (number % size % 2 == 0), (number, rollout.environment.lines)
-    answers = [
-        [line["text"] for line in rollouts[number].environment.lines if line["kind"] == "answer"] for number in range(8)
-    ]
+    answers = {
+        number: [line["text"] for line in rollouts[number].environment.lines if line["kind"] == "answer"]
+        for number in (HANG, FLOOD, FILES)
+    }
     assert f"[ended: more than {call_seconds:g} seconds]" in answers[HANG][1]
     assert answers[FLOOD][1].endswith("[ended: more than 1 MiB of output]") and len(answers[FLOOD][1]) < 20_000
     assert f"{files} files" in answers[FILES][1]

@@ -633,9 +633,9 @@ def prepared_rows(sets, folder, step):
     return joined(ids), joined(doc), sorted(held.files)
 
 
-def hung(folder, asynchronous):
+def hung(folder, how):
     """What the watches say where rank 1 dawdles before a collective that the others wait in, or wait for somewhere
-    else."""
+    else, or before it meets them."""
     heard: list[str] = []
 
     class Told(launch.Watchdog):
@@ -648,9 +648,12 @@ def hung(folder, asynchronous):
         all_reduce_sum(torch.ones(1))
         if torch.distributed.get_rank() == 1:
             dawdle(heard)
-        work = torch.distributed.all_reduce(torch.ones(1), async_op=asynchronous)
-        while asynchronous and not work.is_completed():
-            time.sleep(0.01)
+        if how == "meets":
+            launch.meet()
+        else:
+            work = torch.distributed.all_reduce(torch.ones(1), async_op=how == "elsewhere")
+            while how == "elsewhere" and not work.is_completed():
+                time.sleep(0.01)
     return torch.distributed.get_rank(), heard
 
 

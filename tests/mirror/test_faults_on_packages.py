@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from etude.run.settings import settings
 from kit.disk import read_lines
 from scaled.runtime import launch

@@ -216,6 +216,8 @@ def test_what_cannot_work_is_said_before_a_rank_starts(start, recipes, tmp_path,
         (start, recipes, ("rl.steps=0",), "rl.steps must be at least 1"),
         (start, recipes, ("cluster.cp=3",), "cluster.cp=3 must divide the number of ranks"),
         (start, recipes, ("context.join=none",), "see tasks.summary_at"),
+        (start, recipes, ("rl.environment_timeout=60",), "must exceed tasks.episode_seconds=600"),
+        (start, recipes, ("tasks.max_failed_share=1.5",), "max_failed_share must lie between 0 and 1"),
         (plain, recipes, (), "the default one needs the token <|im_start|>"),
     ):
         code, _, error = ask(*words(out, checkpoint, tasks, *sets))

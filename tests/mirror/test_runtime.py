@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,12 +109,41 @@ def test_what_does_not_share_out_is_refused():
             play(dict(dp=2, cp=2), call, *args)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["waits in torch.distributed", "waits elsewhere"])
-def test_who_hangs_is_named_with_its_line(tmp_path, asynchronous):
-    """As on GPUs, where a rank waits for a collective long after it has begun it."""
-    found = dict(ranks(2).run(dict(dp=1, cp=2, ep=1), calls.hung, tmp_path, asynchronous))
+@pytest.mark.parametrize("how", ["in torch.distributed", "elsewhere", "meets"])
+def test_who_hangs_is_named_with_its_line(tmp_path, how):
+    """As on GPUs, where a rank waits for a collective long after it has begun it, and where it waits for others that
+    sample."""
+    found = dict(ranks(2).run(dict(dp=1, cp=2, ep=1), calls.hung, tmp_path, how))
     assert len(found[0]) == 1 and found[1] == [""]
     assert re.fullmatch(r"no step after step -1 in 1 s: rank 1 hangs in calls\.py:\d+ dawdle", found[0][0])
+
+
+def test_a_rank_that_waits_for_one_at_work_beats_with_it(tmp_path, monkeypatch):
+    """However long that takes: each beat of the other is one of its own, until the other has come as well."""
+    watches = []
+    for rank in range(2):
+        fake = SimpleNamespace(
+            get_rank=lambda rank=rank: rank,
+            get_world_size=lambda: 2,
+            barrier=lambda: None,
+            group=SimpleNamespace(WORLD=None),
+        )
+        monkeypatch.setattr(launch, "dist", fake)
+        monkeypatch.setattr(launch, "current", lambda: SimpleNamespace(groups=[]))
+        watches.append(launch.Watchdog(tmp_path, 1000.0))
+    waits, works = watches
+    thread = threading.Thread(target=waits.meet)
+    thread.start()
+    for _ in range(3):
+        waits.last_beat = -1.0
+        works.stay_alive()
+        works.publish()
+        while waits.last_beat < 0:
+            time.sleep(0.01)
+        assert thread.is_alive() and waits.is_meeting
+    works.meet()
+    thread.join()
+    assert not waits.is_meeting and not works.is_meeting
 
 
 @pytest.mark.parametrize("where", ["heldout", "perplexity"])
