@@ -714,8 +714,9 @@ def sample_rollouts(
     draws, the task's key and its index among the rollouts of that task, whatever else is sampled. At temperature 0 no
     generator is needed.
 
-    `on_step`: see `rollout`. `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided into batches does not depend
-    on the number of processes, because the last bit of a product depends on its number of rows."""
+    `on_step`: see `rollout`. `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided
+    into batches does not depend on the number of processes, because the last bit of a product depends on its number of
+    rows."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     counts: Counter[str] = Counter()
     requests: list[tuple[Any, int, int | None]] = []

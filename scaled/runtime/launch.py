@@ -154,7 +154,8 @@ class Watchdog:
 
     def meet(self) -> None:
         """Waits until all ranks are here. A collective would fail where another rank still works for three times the
-        timeout; here, as long as any rank beats, those that wait for it beat as well."""
+        timeout; here, as long as any rank beats, those that wait for it beat as well. A collective must follow before
+        this watchdog ends, so that nobody who is still here waits for the next one's."""
         self.meeting_count, self.is_meeting = self.meeting_count + 1, True
         self._write_count("meetings", self.meeting_count)
         beats: list[int] = []

@@ -3,7 +3,6 @@ are killed or cannot be opened."""
 
 import contextlib
 import os
-import random
 import signal
 import threading
 from unittest import mock
@@ -11,6 +10,7 @@ from unittest import mock
 import torch.distributed
 
 from environments.harness.environment import HarnessEnvironment
+from environments.sandbox.served import Served
 from kit.settings import RunError
 from recipe.full import stages
 from recipe.packages.tasks import PackageTasks
@@ -33,33 +33,38 @@ def kill_soon(sandbox, seconds: float) -> None:
 
 
 def whole(out, config, all_fail: bool) -> None:
-    """The first rollout of rank 1 in each step of RL loses its sandbox, however often it is tried, and the sandbox of
-    the second sample of each held-out task cannot be opened. `all_fail`: no sandbox of RL can be opened."""
-    rank, make, draw = torch.distributed.get_rank(), PackageTasks.environment, random.Random(0)
+    """The first rollout of rank 1 in each step of RL loses the sandboxes of its grading, however often it is tried, and
+    the sandbox of the second sample of each held-out task cannot be opened. `all_fail`: no sandbox of RL can be
+    opened."""
+    rank, make, tell = torch.distributed.get_rank(), PackageTasks.environment, Served.tell
 
-    class Faulty(HarnessEnvironment):
+    def killed(sandbox, *args):
+        handle = os.pidfd_open(sandbox.first)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
+        return tell(sandbox, *args)
+
+    class Closed(HarnessEnvironment):
         def reset(self):
-            if self.fault == "closed":
-                raise_full(self.task.key)
-            messages = super().reset()
-            if self.fault == "killed":
-                kill_soon(self.workspace.open(), draw.uniform(0.0, 0.01))
-            return messages
+            self.workspace.fork = open_none
+            return super().reset()
 
-    def environment(self, task, number):
-        made = make(self, task, number)
-        made.__class__ = Faulty
-        is_heldout = task in self.streams["heldout"]
-        is_closed = number == 1 if is_heldout else all_fail
-        made.fault = "closed" if is_closed else "killed" if not is_heldout and rank == 1 and number == 0 else ""
+    class Killed(HarnessEnvironment):
+        def reward(self):
+            with mock.patch.object(Served, "tell", killed):
+                return super().reward()
+
+    def environment(tasks, task, number):
+        made, is_heldout = make(tasks, task, number), task in tasks.streams["heldout"]
+        if number == 1 if is_heldout else all_fail:
+            made.__class__ = Closed
+        elif not is_heldout and rank == 1 and number == 0:
+            made.__class__ = Killed
         return made
 
     with mock.patch.object(PackageTasks, "environment", environment):
         stages.play(out, config, torch.distributed.get_world_size())
 
 
-def raise_full(task: str) -> None:
-    from environments.harness.environment import infrastructure
-
-    with infrastructure(task):
-        raise RunError("no space is left for a sandbox")
+def open_none(tree: str) -> None:
+    raise RunError("no space is left for a sandbox")

@@ -15,7 +15,7 @@ __all__ = ["recipes", "start"]  # fixtures
 
 def test_failures_are_left_out_counted_and_said(start, recipes, tmp_path, ask, monkeypatch):
     """First no sandbox of RL opens: the run stops with one line, and goes on later. Then one rollout of four loses its
-    sandbox in each step, and one sample of each held-out task has none."""
+    grading in each step, and one sample of each held-out task has no sandbox."""
     modes = [True, False]
 
     def play(module, arguments, nproc, restarts):
@@ -25,14 +25,14 @@ def test_failures_are_left_out_counted_and_said(start, recipes, tmp_path, ask, m
         return 0
 
     monkeypatch.setattr(launch, "start", play)
-    out, share = tmp_path / "out", "tasks.max_failed_share=0.3"
-    code, _, error = ask(*words(out, start, recipes, share))
+    out, sets = tmp_path / "out", ("tasks.max_failed_share=0.3", "sft.epochs=1", "cluster.timeout=3000")
+    code, _, error = ask(*words(out, start, recipes, *sets))
     assert code == 2 and error.count("\n") == 1, error
     assert "of 4 of 4 rollouts failed, more than max_failed_share=0.3" in error
     assert "no space is left for a sandbox" in error and "Continue with: etude run recipe" in error
     assert (out / "stages" / "measure.json").exists() and not (out / "stages" / "rl.json").exists()
 
-    code, said, error = ask(*words(out, start, recipes, share), "--resume")
+    code, said, error = ask(*words(out, start, recipes, *sets), "--resume")
     assert code == 0 and not error, error
     assert [line["failed"] for line in read_lines(out / "metrics" / "rl.jsonl")] == [1, 1]
     assert "2 of 8 rollouts were left out, as their environments failed, in 2 of 2 steps" in said
