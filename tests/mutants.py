@@ -622,7 +622,6 @@ MUTANTS: list[Mutant] = [
         ("self.positions[:S] > position[:A, None, None]", "self.positions[:S] >= position[:A, None, None] + 2"),
         ("mask.repeat_interleave(self.keys[0].shape[1], 0)", "mask.repeat(self.keys[0].shape[1], 1, 1)"),
         ("values[:A, :, :S].flatten(0, 1)", "keys[:A, :, :S].flatten(0, 1)"),
-        ("row_a = self.cache[:, :, a, :, :length].clone()", "row_a = self.cache[:, :, a, :, :length]"),
         (
             "if len(y) <= DENSE else",
             "if len(y) <= 0 else",
@@ -638,7 +637,7 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "engine/continuous",
-        ("self.cached_lengths = [0] * len(self.cached_lengths)", "pass"),
+        ("self.cached_lengths[slot] = 0", "pass"),
         (
             "self.lengths[slot], self.max_len - 1, self.cached_lengths[slot] + 1 + budget_left",
             "self.lengths[slot], self.cached_lengths[slot] + 1 + budget_left",
@@ -656,7 +655,23 @@ MUTANTS: list[Mutant] = [
             "self.lengths[slot] = self.cached_lengths[slot] = 0",
         ),
         ("self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1", "pass"),
-        ("self.ragged.exchange(front, back, max(", "self.ragged.exchange(front, front, max("),
+        ("self.pages.exchange(front, self.cached_lengths[a],", "self.pages.exchange(front, 0,"),
+    ),
+    *of(
+        "engine/pages",
+        ("row_a = memory[:, :, a, :, :length_a].clone()", "row_a = memory[:, :, a, :, :length_a]"),
+        ("if num_pages < num_before:", "if not num_pages:"),
+        ("if counts[other] < counts[row]:", "if False:"),
+        ("flags = mmap.MAP_PRIVATE", "flags = mmap.MAP_SHARED"),
+        ("row_start + head * self.stretch_bytes + offset, size", "row_start + offset, size"),
+        test="ref/test_pages",
+    ),
+    *of(
+        "engine/continuous",
+        ("others = [other for other in others if self.ages[other] > self.ages[slot]]", "pass"),
+        ("for other in reversed(by_age) if other", "for other in by_age if other"),
+        ("if num_missing > sum(counts[other] for other in others):", "if num_missing > 0:"),
+        test="ref/test_pages",
     ),
     *of(
         "feature_deletion",

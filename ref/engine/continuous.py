@@ -15,7 +15,13 @@ version sampled it, and with which log-probability: that of the distribution tha
 included. This is what the loss needs (`ref/async_rl.py`).
 
 What a context draws depends on its own `draws` and its own tokens, not on its neighbours, its slot, or when it was
-added."""
+added.
+
+Keys and values lie in pages (`ref/engine/pages.py`), which a context holds as far as it is read. `cache_tokens` bounds
+them. If they are short, contexts go on in the order in which they were added: those that find no page wait in their
+slots, and the newest is put back, which means that its keys and values are dropped and that it is read again once there
+are pages. The oldest context that is ready takes pages from any other one, so it always goes on, and every context
+comes to its end. A context that is read again has the same keys and values up to rounding."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -44,11 +50,20 @@ __all__ = ["Continuous", "ContinuousSampler"]
 class Continuous:
     """An `Engine` that decodes up to `slots` contexts of at most `max_len` tokens with the policy of `sampler`. A step
     reads at most `budget` tokens more than one per context, so that a long prompt does not hold up the others for
-    long."""
+    long. `cache_tokens`: tokens whose keys and values are held, at most, in whole pages; None: as many as the contexts
+    of all slots may have. Raises ValueError if that does not hold one context of `max_len`."""
 
     in_waves = False
 
-    def __init__(self, sampler: Sampler, slots: int, max_len: int, temperature: float = 1.0, budget: int = 512):
+    def __init__(
+        self,
+        sampler: Sampler,
+        slots: int,
+        max_len: int,
+        temperature: float = 1.0,
+        budget: int = 512,
+        cache_tokens: int | None = None,
+    ):
         check_sizes(temperature, slots=slots, max_len=max_len, budget=budget)
         config = sampler.model.config
         self.sampler, self.temperature, self.budget, self.max_len, self.vocab = (
@@ -59,6 +74,13 @@ class Continuous:
             config.vocab_size,
         )
         self.ragged = Ragged(sampler.model, slots, max_len)
+        self.pages = self.ragged.pages
+        self.max_pages = None if cache_tokens is None else cache_tokens // self.pages.size
+        if self.max_pages is not None and self.max_pages < (min_pages := self.pages.count(max_len)):
+            raise ValueError(
+                f"cache_tokens must hold a context of max_len={max_len}, which has {min_pages} pages of "
+                f"{self.pages.size} tokens: {min_pages * self.pages.size}; got {cache_tokens}"
+            )
         layers = config.num_hidden_layers if config.num_experts else 0
         self.tokens = torch.zeros(slots, max_len, dtype=torch.long)
         self.sampled, self.logp = torch.zeros(slots, max_len, dtype=torch.bool), torch.zeros(slots, max_len)
@@ -71,8 +93,9 @@ class Continuous:
         self.turn_limits: list[int | None] = [None] * slots  # tokens of the current turn, at most
         self.stop_ids: list[Collection[int]] = [()] * slots
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
-        self.slots = list(range(slots))  # the slot of each row of the cache; ready ones are moved to the front
-        self.ready, self.full = 0, []  # how many rows are ready; slots that given tokens filled
+        self.ages, self.added = [0] * slots, 0  # which context it is, in the order in which they were added
+        self.slots = list(range(slots))  # the slot of each row of the cache; those that a step reads are at the front
+        self.ready, self.full = 0, []  # how many rows a step reads; slots that given tokens filled
 
     @property
     def version(self) -> int:
@@ -99,6 +122,7 @@ class Continuous:
         self.lengths[slot] = self.cached_lengths[slot] = self.routed_lengths[slot] = 0
         self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1
         self.stop_ids[slot], self.turn_limits[slot] = stop_ids, longest_turn
+        self.ages[slot], self.added = self.added, self.added + 1
         if draws is not None:
             self.draws[slot] = draws
         self._append_tokens(slot, prompt)
@@ -121,6 +145,7 @@ class Continuous:
         if self.state[slot] == "free":
             raise ValueError(f"slot {slot} is free")
         num_tokens, self.state[slot] = self.lengths[slot], "free"
+        self._drop_cache(slot)
         self.full = [full_slot for full_slot in self.full if full_slot != slot]
         buffers = (self.tokens, self.sampled, self.logp, self.versions)
         tokens, sampled, logp, version = (x[slot, :num_tokens].clone() for x in buffers)
@@ -139,14 +164,15 @@ class Continuous:
         self.sampler.version = version
         self.ragged.copy()
         if cache == "recompute":
-            self.cached_lengths = [0] * len(self.cached_lengths)
+            for slot in range(len(self.slots)):
+                self._drop_cache(slot)
 
     @torch.inference_mode()
     def step(self) -> list[int]:
         """Feed every ready context, and sample a token for each that has been read to its end. Returns the slots whose
         turn is now over, or whose context is full. Without a ready context the network does nothing. Raises ValueError
         for a policy that gives no distribution."""
-        self._move_ready_rows()
+        self._move_rows(self._choose_slots())
         full, self.full = self.full, []
         slots = self.slots[: self.ready]
         if not slots:
@@ -156,6 +182,8 @@ class Continuous:
             # Nothing follows the last position, so nobody reads it.
             ends.append(min(self.lengths[slot], self.max_len - 1, self.cached_lengths[slot] + 1 + budget_left))
             budget_left -= ends[-1] - self.cached_lengths[slot] - 1
+        for row, end in enumerate(ends):
+            self.pages.resize(row, end)
         # The last token of every row first, then what comes before it.
         earlier_tokens = [
             (row, t)
@@ -223,21 +251,50 @@ class Continuous:
             self.state[slot] = "over"
             self.full.append(slot)
 
-    def _move_ready_rows(self) -> None:
-        """Move the rows of ready contexts to the front."""
+    def _choose_slots(self) -> list[bool]:
+        """Whether each slot is read in this step: if it is ready, and if there are pages for all that is known of it.
+        Where they are short, older contexts come first, and take pages from newer ones; the oldest that is ready takes
+        them from any other one."""
+        is_ready = [state == "ready" for state in self.state]
+        if self.max_pages is None:
+            return is_ready
+        counts = [self.pages.count(length) for length in self.cached_lengths]
+        is_read = [False] * len(counts)
+        by_age = sorted((slot for slot, state in enumerate(self.state) if state != "free"), key=self.ages.__getitem__)
+        for slot in (slot for slot in by_age if is_ready[slot]):
+            num_pages = self.pages.count(min(self.lengths[slot], self.max_len - 1))
+            num_missing = sum(counts) - counts[slot] + num_pages - self.max_pages
+            others = [other for other in reversed(by_age) if other != slot and not is_read[other]]
+            if any(is_read):
+                others = [other for other in others if self.ages[other] > self.ages[slot]]
+            if num_missing > sum(counts[other] for other in others):
+                continue
+            for other in others:
+                if num_missing > 0 and counts[other]:
+                    num_missing -= counts[other]
+                    counts[other] = 0
+                    self._drop_cache(other)
+            is_read[slot], counts[slot] = True, num_pages
+        return is_read
+
+    def _drop_cache(self, slot: int) -> None:
+        """Forgets the keys and values of a context: if it goes on, it is read again."""
+        self.cached_lengths[slot] = 0
+        self.pages.resize(self.slots.index(slot), 0)
+
+    def _move_rows(self, is_read: list[bool]) -> None:
+        """Moves the rows of contexts that are read to the front."""
         front, back = 0, len(self.slots) - 1
         while True:
-            while front <= back and self.state[self.slots[front]] == "ready":
+            while front <= back and is_read[self.slots[front]]:
                 front += 1
-            while front <= back and self.state[self.slots[back]] != "ready":
+            while front <= back and not is_read[self.slots[back]]:
                 back -= 1
             if front > back:
                 self.ready = front
                 return
             a, b = self.slots[front], self.slots[back]
-            self.ragged.exchange(
-                front, back, max(self.cached_lengths[a] if self.state[a] != "free" else 0, self.cached_lengths[b])
-            )
+            self.pages.exchange(front, self.cached_lengths[a], back, self.cached_lengths[b])
             self.slots[front], self.slots[back] = b, a
 
 
@@ -246,6 +303,8 @@ class ContinuousSampler(Sampler):
     as one is over. The tokens are those of `Sampler` up to rounding, where every rollout has a generator of its own."""
 
     slots: int = 128
+    cache_tokens: int | None = None
+    """See `Continuous`."""
 
     def engine(self, slots: int, max_len: int, temperature: float = 1.0) -> Engine:
-        return Continuous(self, min(self.slots, slots), max_len, temperature)
+        return Continuous(self, min(self.slots, slots), max_len, temperature, cache_tokens=self.cache_tokens)

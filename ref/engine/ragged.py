@@ -1,9 +1,9 @@
 """The network laid out for continuous batching (`ref/engine/continuous.py`): tokens at different positions of different
 contexts in one pass.
 
-Attention's weights are laid out as in `ref/engine/layout.py`. The keys and values of a context are a row of the cache.
-Most rows have one new token, and their queries multiply the cache as it lies. Rows with more, a prompt or an answer,
-have theirs padded to one block."""
+Attention's weights are laid out as in `ref/engine/layout.py`. The keys and values of a context are a row of the cache
+(`ref/engine/pages.py`). Most rows have one new token, and their queries multiply the cache as it lies. Rows with more,
+a prompt or an answer, have theirs padded to one block."""
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ref.engine.layout import copied, entrance, projected, unit
+from ref.engine.pages import Pages
 from ref.network import Transformer
 from ref.network.model import MLP, rope_table
 
@@ -30,10 +31,8 @@ class Ragged:
     def __init__(self, model: Transformer, rows: int, max_len: int):
         config, weight = model.config, model.embed_tokens.weight
         self.model, self.dtype, self.device = model, weight.dtype, weight.device
-        # Keys, then values, of every layer: 2 L rows G max_len d
-        shape = (2, len(model.layers), rows, config.num_key_value_heads, max_len, config.head_dim)
-        self.cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.keys, self.values = (x.unbind(0) for x in self.cache)
+        self.pages = Pages(config, rows, max_len, self.dtype, self.device)
+        self.keys, self.values = (x.unbind(0) for x in self.pages.memory)
         self.eps = torch.tensor(config.rms_norm_eps, dtype=self.dtype, device=self.device)
         self.positions = torch.arange(max_len, device=self.device)
         # Modules look their parameters up by name: once here, not in each step.
@@ -49,10 +48,9 @@ class Ragged:
         layouts = [entrance(block, rope_table(model.config, self.positions, wide)) for block in model.layers]
         self.qkv = [copied(qkv.t(), self.dtype, self.device) for qkv, _, _ in layouts]
         self.bias = [None if bias is None else copied(bias, self.dtype, self.device) for _, bias, _ in layouts]
-        # max_len L 2 H+G d: one lookup serves all layers of a token
-        self.table = copied(
-            torch.stack([table for _, _, table in layouts], 0).permute(2, 0, 1, 3, 4), self.dtype, self.device
-        )
+        # max_len L 2 H+G d: one lookup serves all layers of a token. Without QK-norm one table serves all layers.
+        tables = torch.stack([table for _, _, table in (layouts if model.config.qk_norm else layouts[:1])], 0)
+        self.table = copied(tables.permute(2, 0, 1, 3, 4), self.dtype, self.device)
         self.experts = []
         for block in model.layers:
             if isinstance(block.mlp, MLP):
@@ -66,12 +64,6 @@ class Ragged:
                 )
             )
 
-    def exchange(self, a: int, b: int, length: int) -> None:
-        """Let rows a and b change places, of which the first `length` positions matter."""
-        row_a = self.cache[:, :, a, :, :length].clone()
-        self.cache[:, :, a, :, :length] = self.cache[:, :, b, :, :length]
-        self.cache[:, :, b, :, :length] = row_a
-
     def step(
         self, ids: Int[Tensor, " N"], row: Int[Tensor, " N"], position: Int[Tensor, " N"], rows: int
     ) -> tuple[Float[Tensor, "N D"], list[Tensor]]:
@@ -79,7 +71,7 @@ class Ragged:
         K]. The first tokens are the last ones of the rows 0 to `rows` − 1, one each; the others go before these, sorted
         by row. Every token sees its row up to its own position."""
         A, S = rows, int(position.max()) + 1
-        x, tables = self.model.embed_tokens(ids), self.table[position]
+        x, tables = self.model.embed_tokens(ids), self.table[position].expand(-1, len(self.qkv), -1, -1, -1)
         mask = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(
             self.positions[:S] > position[:A, None, None], float("-inf")
         )
