@@ -52,6 +52,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "Rollout",
+    "batch_size",
     "check_failures",
     "common_names",
     "decode_rollout",
@@ -696,6 +697,11 @@ cost as high as that of 100 contexts, so small batches are inefficient; large on
 rollout of the small world."""
 
 
+def batch_size(count: int) -> int:
+    """How many of `count` rollouts are sampled together, at most."""
+    return min(max(MIN_BATCH, -(-count // 4)), MAX_BATCH)
+
+
 def sample_rollouts(
     sampler: Sampler,
     environment: Callable[[Any, int], Environment],
@@ -731,7 +737,7 @@ def sample_rollouts(
             sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads, on_step
         )
 
-    size = min(max(MIN_BATCH, -(-len(requests) // 4)), MAX_BATCH)
+    size = batch_size(len(requests))
     batches = [range(len(requests))[start : start + size] for start in range(0, len(requests), size)]
     rollouts = [*itertools.chain(*map_fn(sample_batch, batches))]
     for (task, *_), sampled_rollout in zip(requests, rollouts, strict=True):

@@ -26,7 +26,7 @@ order of magnitude. `etude bench plan` compares it with steps on CPUs, where the
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -35,7 +35,7 @@ from ref.network import Config, Transformer
 from ref.packing import Cost
 from scaled.runtime.mesh import Layout
 
-__all__ = ["HARDWARE", "Hardware", "Step", "plan"]
+__all__ = ["HARDWARE", "Hardware", "Step", "plan", "saved", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,23 @@ class Hardware:
     """Share of peak that matrix products of this size reach: a guess."""
     price: float
     """Dollars per hour: a guess, for comparing layouts."""
+    float32_flops: float
+    """Peak FLOPs per second in float32, without tensor cores: torch's default for float32 products."""
+
+    def computing_in(self, dtype: str) -> "Hardware":
+        """The same with the peak of "float32", or of "bfloat16", which `flops` is."""
+        return replace(self, flops=self.float32_flops) if dtype == "float32" else self
 
 
 HARDWARE = {
-    "h200": Hardware(989e12, 141e9, 4.8e12, 8, 450e9, 50e9, 20e-6, 0.5, 3.5),
-    "h100": Hardware(989e12, 80e9, 3.35e12, 8, 450e9, 50e9, 20e-6, 0.5, 2.5),
+    "h200": Hardware(989e12, 141e9, 4.8e12, 8, 450e9, 50e9, 20e-6, 0.5, 3.5, 67e12),
+    "h100": Hardware(989e12, 80e9, 3.35e12, 8, 450e9, 50e9, 20e-6, 0.5, 2.5, 67e12),
+    # NVIDIA Ada GPU architecture, appendix A: BF16 dense with FP32 accumulation, 24 GB of GDDR6X; PCIe 4.0 ×16, no
+    # NVLink; one port of 25 Gb/s for the machine is a guess.
+    "rtx-4090": Hardware(165e12, 24e9, 1.008e12, 8, 32e9, 3e9, 20e-6, 0.5, 0.5, 82.6e12),
 }
-"""NVIDIA's data sheets (BF16 dense, HBM, NVLink 4, one 400 Gb/s port each); α, efficiency and price are guesses."""
+"""NVIDIA's data sheets (BF16 dense, HBM, NVLink 4, one 400 Gb/s port each, FP32); α, efficiency and price are
+guesses."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ def plan(
         weights=num_held * storage_bytes,
         gradients=num_held * storage_bytes,
         moments=num_held * 8,
-        gathered=(2 * largest + blocks["root"]) * computed,
+        gathered=(2 * largest + blocks["root"]) * computed if n > 1 else 0,
         activations=saved(config, B * T, remake, computed, ep, layout.cp),
         fsdp=fsdp,
         attention=attention,

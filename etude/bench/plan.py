@@ -120,7 +120,7 @@ def measure_hardware(config: Config, tokens: int, efficiency: float) -> Hardware
     small, large = gather(1024), gather(2**20)
     link = (RANKS - 1) * (2**20 - 1024) * 4 / max(large - small, 1e-9)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / RANKS
-    return Hardware(flops, memory, copied, RANKS, link, link, small, efficiency, 0.0)
+    return Hardware(flops, memory, copied, RANKS, link, link, small, efficiency, 0.0, flops)
 
 
 def make_step(config: Config, rows: int, length: int) -> Callable[[], None]:

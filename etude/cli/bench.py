@@ -42,7 +42,7 @@ def bench_kernels() -> None:
     importlib.import_module("etude.bench.kernels").kernels()
 
 
-MODEL = typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder; only its config.json is read.")
+MODEL = typer.Option(help="qwen3_30b_a3b, qwen2_5_0_5b, tiny, or a Hugging Face folder; only its config.json is read.")
 
 
 @bench_app.command("step")

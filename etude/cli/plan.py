@@ -15,10 +15,16 @@ __all__ = ["plan"]
 
 def plan(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="qwen3_30b_a3b, tiny, or a Hugging Face folder.")] = "qwen3_30b_a3b",
+    model: Annotated[
+        str, typer.Option(help="qwen3_30b_a3b, qwen2_5_0_5b, tiny, or a Hugging Face folder.")
+    ] = "qwen3_30b_a3b",
     gpus: Annotated[
         list[int] | None,
-        typer.Option(help="Number of GPUs; repeatable.", show_default="8, 64 and 512", **integer_option(1)),
+        typer.Option(
+            help="Number of GPUs; repeatable.",
+            show_default="8, 64 and 512; on packages as few as the settings allow",
+            **integer_option(1),
+        ),
     ] = None,
     cp: Annotated[int, typer.Option(help="Ranks that split the tokens of each row.", **integer_option(1))] = 2,
     ep: Annotated[int, typer.Option(help="Ranks that split the experts of each layer.", **integer_option(1))] = 8,
@@ -26,7 +32,7 @@ def plan(
         int, typer.Option(help="Tokens per row; at most the network's max_position_embeddings.", **integer_option(1))
     ] = 32_768,
     rows: Annotated[int, typer.Option(help="Rows per step for each group of cp ranks.", **integer_option(1))] = 1,
-    hardware: Annotated[str, typer.Option(help="h200 or h100.")] = "h200",
+    hardware: Annotated[str, typer.Option(help="h200, h100 or rtx-4090.")] = "h200",
     recipe: Annotated[
         Path | None,
         typer.Option(
@@ -38,9 +44,17 @@ def plan(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="With --recipe: Hugging Face folder; only config.json and tokenizer.json are read.",
+            help="With --recipe: Hugging Face folder; only config.json, the tokenizer and its chat template are read.",
             show_default="none",
             metavar="FOLDER",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --recipe: recipe of tasks, or a folder of them, that the run trains on.",
+            show_default="those of the file, or else the small world",
+            metavar="RECIPES",
         ),
     ] = None,
     kernels: Annotated[
@@ -66,7 +80,7 @@ def plan(
     """Estimate memory, time and cost of a full run on GPUs.
 
     Covers one step of training, or with --recipe all stages of the recipe, for several numbers of GPUs. Nothing is
-    run."""
+    trained; with --tasks a few scripted episodes run in sandboxes, whose tokens are counted."""
     from etude.plan import step as planning
     from kit.settings import RunError
 
@@ -96,6 +110,8 @@ def plan(
         return
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
+    if recipe is None and tasks is not None:
+        raise RunError("--tasks needs --recipe FILE, such as examples/one-gpu.toml")
     if recipe is not None:
         if conflicts := sorted(option_names & {"cp", "ep", "length", "rows"}):
             raise RunError(
@@ -103,7 +119,7 @@ def plan(
             )
         if checkpoint is not None and "model" in option_names:
             raise RunError("--model and --checkpoint both name the network; leave one of them out")
-        _plan_recipe(recipe, str(checkpoint or model), gpus or [8, 64, 512], hardware, out)
+        _plan_recipe(recipe, str(checkpoint or model), tasks, gpus, hardware, out)
         return
 
     step_plans = planning.plan_steps(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
@@ -119,16 +135,27 @@ def plan(
         print(f"plan: {out / 'plan.json'} and plan.png")
 
 
-def _plan_recipe(recipe: Path, model: str, gpus: list[int], hardware: str, out: Path | None) -> None:
+def _plan_recipe(
+    recipe: Path, model: str, tasks: Path | None, gpus: list[int] | None, hardware: str, out: Path | None
+) -> None:
+    from etude.plan import packages
     from etude.plan import recipe as prices
     from etude.plan import step as planning
     from etude.run import settings as full_settings
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
-    config = full_settings.settings("recipe", "nccl", drop_settings(recipe, read_toml(recipe), "the recipe", "study"))
-    conversation_lengths = prices.conversations(config, Path(model) if Path(model).is_dir() else None)
-    stage_prices = [prices.prices(config, network, n, machine, conversation_lengths) for n in gpus]
-    prices.show(stage_prices, config, model, hardware, conversation_lengths)
+    toml = drop_settings(recipe, read_toml(recipe), "the recipe", "study")
+    overrides = [] if tasks is None else [("tasks.recipes", str(tasks))]
+    config = full_settings.settings("recipe", "nccl", toml, overrides)
+    folder, advice = Path(model) if Path(model).is_dir() else None, ""
+    if config.on_packages or "tasks" in toml:
+        gpus = gpus or [packages.fewest_gpus(config)]
+        stage_prices, assumptions, advice = packages.plan_run(config, network, folder, gpus, machine)
+    else:
+        talk = prices.conversations(config, folder)
+        stage_prices = [prices.prices(config, network, n, machine, talk) for n in gpus or [8, 64, 512]]
+        assumptions = prices.describe(config, talk, machine)
+    prices.show(stage_prices, model, hardware, assumptions, advice)
     if out is not None:
         prices.write(stage_prices, out)
         print(f"plan: {out / 'recipe-plan.json'}")

@@ -8,7 +8,8 @@
     eval             sample held-out tasks before and after RL
 
 Decoding reads the weights once per token of the longest conversation, or computes, whichever takes longer. Lengths of
-conversations are those of the small world's demonstrations in the network's own tokens.
+conversations are those of the small world's demonstrations in the network's own tokens. `packages.py` prices the stages
+of a run on packages.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ __all__ = [
     "cache",
     "conversations",
     "decoding",
+    "describe",
     "draft_layers",
     "flops_of_drafts",
+    "make_price",
+    "price_microbatch",
+    "price_supervised",
     "prices",
     "show",
     "write",
@@ -134,65 +139,65 @@ def conversations(c: FullRecipe, folder: Path | None, count: int = 200) -> Conve
 def prices(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, talk: Conversations) -> list[Price]:
     """The stages in order. Raises RunError if this number of ranks cannot be split as the settings want."""
     t, stretched = c.training, c.training.stretched(network)
-    stage_prices = []
-
-    def add(stage: str, steps: int, tokens: float, memory: float, step: float, raised_rows: int = 0) -> None:
-        seconds, ranks_layout = steps * step, Layout(**layout(c, gpus, stage))
-        fits = memory <= 0.92 * hardware.memory
-        stage_prices.append(
-            Price(
-                stage,
-                gpus,
-                ranks_layout,
-                steps,
-                tokens,
-                memory,
-                fits,
-                seconds,
-                seconds / 3600 * gpus * hardware.price,
-                raised_rows,
-            )
-        )
-
-    for stage in trained(c)[:-1]:
-        _, rows, _, length = rows_of_step(c, stage)
-        ranks_layout = Layout(**layout(c, gpus, stage))
-        micros = max(1, -(-rows // (ranks_layout.dp * c.cluster.micro_rows)))
-        raised_rows = max(rows, ranks_layout.dp)
-        raised_rows += -raised_rows % ranks_layout.dp
-        micro = min(c.cluster.micro_rows, raised_rows // ranks_layout.dp)
-        config = network if stage in ("cpt", "mtp") else stretched
-        document = talk.tokens if stage == "sft" else length
-        memory, seconds = price_microbatch(
-            c,
-            config,
-            ranks_layout,
-            micro,
-            length,
-            document,
-            hardware,
-            trunk=stage != "mtp",
-            drafts=stage != "cpt" and c.cluster.drafts,
-        )
-        tokens = raised_rows * length
-        if stage == "sft":
-            total_tokens = c.sft.demonstrations * c.sft.epochs * talk.tokens / FULLNESS
-        else:
-            total_tokens = {"cpt": t.tokens, "mtp": c.mtp.tokens, "long": t.long_tokens}[stage]
-        steps = max(1, int(total_tokens / tokens))
-        add(stage, steps, tokens, memory, micros * seconds, raised_rows if raised_rows != rows else 0)
+    stage_prices = [price_supervised(c, network, gpus, hardware, stage, talk) for stage in trained(c)[:-1]]
     n = c.rl.prompts * c.rl.rollouts
-    add("rl", c.rl.steps, n * talk.tokens, *price_rl_step(c, stretched, gpus, hardware, talk))
+    memory, seconds = price_rl_step(c, stretched, gpus, hardware, talk)
+    stage_prices.append(make_price(c, "rl", gpus, hardware, c.rl.steps, n * talk.tokens, memory, seconds))
     tasks, size = c.evaluation.tasks * c.evaluation.samples, 2 if t.dtype == "bfloat16" else 4
-    eval_memory = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
-    add(
-        "eval",
-        1,
-        2 * tasks * talk.tokens,
-        eval_memory,
-        2 * decoding(stretched, -(-tasks // gpus), size, hardware, talk),
-    )
+    memory = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
+    seconds = 2 * decoding(stretched, -(-tasks // gpus), size, hardware.computing_in(t.dtype), talk)
+    stage_prices.append(make_price(c, "eval", gpus, hardware, 1, 2 * tasks * talk.tokens, memory, seconds))
     return stage_prices
+
+
+def make_price(
+    c: FullRecipe,
+    stage: str,
+    gpus: int,
+    hardware: Hardware,
+    steps: int,
+    tokens: float,
+    memory: float,
+    step: float,
+    raised: int = 0,
+) -> Price:
+    """The price of a stage from the tokens and seconds of a step, and the bytes of a rank at the peak."""
+    seconds, ranks_layout = steps * step, Layout(**layout(c, gpus, stage))
+    dollars = seconds / 3600 * gpus * hardware.price
+    fits = memory <= 0.92 * hardware.memory
+    return Price(stage, gpus, ranks_layout, steps, tokens, memory, fits, seconds, dollars, raised)
+
+
+def price_supervised(
+    c: FullRecipe, network: Config, gpus: int, hardware: Hardware, stage: str, talk: Conversations
+) -> Price:
+    """cpt, mtp, long or the small world's sft."""
+    t = c.training
+    _, rows, _, length = rows_of_step(c, stage)
+    ranks_layout = Layout(**layout(c, gpus, stage))
+    micros = max(1, -(-rows // (ranks_layout.dp * c.cluster.micro_rows)))
+    raised_rows = max(rows, ranks_layout.dp)
+    raised_rows += -raised_rows % ranks_layout.dp
+    micro = min(c.cluster.micro_rows, raised_rows // ranks_layout.dp)
+    memory, seconds = price_microbatch(
+        c,
+        network if stage in ("cpt", "mtp") else t.stretched(network),
+        ranks_layout,
+        micro,
+        length,
+        talk.tokens if stage == "sft" else length,
+        hardware,
+        trunk=stage != "mtp",
+        drafts=stage != "cpt" and c.has_drafts,
+    )
+    tokens = raised_rows * length
+    if stage == "sft":
+        total_tokens = c.sft.demonstrations * c.sft.epochs * talk.tokens / FULLNESS
+    else:
+        total_tokens = {"cpt": t.tokens, "mtp": c.mtp.tokens, "long": t.long_tokens}[stage]
+    steps = max(1, int(total_tokens / tokens))
+    raised = raised_rows if raised_rows != rows else 0
+    return make_price(c, stage, gpus, hardware, steps, tokens, memory, micros * seconds, raised)
 
 
 def price_microbatch(
@@ -232,7 +237,7 @@ def price_microbatch(
         )
         link = hardware.node_bandwidth if ranks_layout.world <= hardware.node else hardware.network_bandwidth
         network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
-    compute = flops / (hardware.flops * hardware.efficiency)
+    compute = flops / (hardware.computing_in(c.training.dtype).flops * hardware.efficiency)
     return memory, network + max(compute, 3 * memory / hardware.bandwidth)
 
 
@@ -270,7 +275,8 @@ def price_rl_step(
     link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth
     parameters = config.parameters()
     gather = 4 * parameters * (gpus - 1) / gpus / link
-    sampling = decoding(config, -(-n // gpus), size, hardware, lengths)
+    sampler_hardware = hardware.computing_in(c.training.sampler_dtype)
+    sampling = decoding(config, -(-n // gpus), size, sampler_hardware, lengths)
     memory += parameters * size + cache(config, -(-n // gpus) * lengths.tokens, size)
     if c.rl.payment.kl:
         training *= 1 + 2 / (4 if c.cluster.rematerialise else 3)
@@ -296,13 +302,13 @@ def cache(config: Config, tokens: float, size: int) -> float:
 
 def show(
     prices_by_gpus: Sequence[Sequence[Price]],
-    c: FullRecipe,
     name: str,
     hardware: str,
-    talk: Conversations,
+    assumptions: str,
+    advice: str = "",
     console: Console | None = None,
 ) -> None:
-    """Prints a table for each number of GPUs, and the assumptions under them."""
+    """Prints a table for each number of GPUs, and under them the advice, if there is any, and the assumptions."""
     from rich.console import Console
     from rich.table import Table
 
@@ -333,6 +339,11 @@ def show(
         if any(price.raised for price in stages):
             console.print("* more than in the settings: each group of cp ranks needs at least one row")
         console.print()
+    console.print("\n\n".join(filter(None, (advice, assumptions))), highlight=False)
+
+
+def describe(c: FullRecipe, talk: Conversations, machine: Hardware) -> str:
+    """What the prices of the small world's stages rest on."""
     unit = "the tokens" if talk.has_tokenizer else f"the bytes, at {BYTES_PER_TOKEN} to a token,"
     length_source = (
         f"{unit} of {talk.demonstrations} demonstrations ({talk.tokens:,.0f} each, at most {talk.longest:,.0f} "
@@ -343,10 +354,7 @@ def show(
         "latency": machine.latency * 1e6,
         "price": machine.price,
     }
-    console.print(
-        ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers),
-        highlight=False,
-    )
+    return ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers)
 
 
 def span(seconds: float) -> str:

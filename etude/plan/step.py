@@ -77,12 +77,14 @@ def network_of(model: str) -> Config:
     from ref.network import Config
     from ref.network.model import config_of
 
-    if model in ("qwen3_30b_a3b", "tiny"):
+    if model in ("qwen3_30b_a3b", "qwen2_5_0_5b", "tiny"):
         return getattr(Config, model)()
     try:
         return config_of(model)
     except ValueError as error:
-        raise RunError(f"--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder; {error}") from None
+        raise RunError(
+            f"--model expects qwen3_30b_a3b, qwen2_5_0_5b, tiny, or a Hugging Face folder; {error}"
+        ) from None
 
 
 def plan_steps(model: str, gpus: list[int], cp: int, ep: int, length: int, rows: int, hardware: str) -> list[dict]:

@@ -53,6 +53,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "distributed": tables.distributed,
     "plan-output": tables.plan_output,
     "recipe-plan-output": tables.recipe_plan_output,
+    "packages-plan-output": tables.packages_plan_output,
     "kernels-plan-output": tables.kernels_plan_output,
     "plan": tables.plan,
 }

@@ -27,6 +27,7 @@ __all__ = [
     "gpu_step",
     "kernels",
     "load_results",
+    "packages_plan_output",
     "perplexity",
     "plan",
     "plan_output",
@@ -310,11 +311,29 @@ def recipe_plan_output() -> str:
         prices.prices(config, planning.network_of(model), n, planning.hardware_of(hardware), conversation_lengths)
         for n in (8, 64, 512)
     ]
-    prices.show(
-        stage_prices, config, model, hardware, conversation_lengths, Console(file=text, width=110, color_system=None)
-    )
+    assumptions = prices.describe(config, conversation_lengths, planning.hardware_of(hardware))
+    prices.show(stage_prices, model, hardware, assumptions, console=Console(file=text, width=110, color_system=None))
     command = "$ etude plan --recipe examples/qwen3-30b-a3b.toml"
     return "\n".join(["```", command, *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+
+
+def packages_plan_output() -> str:
+    """What `etude plan --recipe` prints for the example of one GPU, on two GPUs, without a tokenizer."""
+    from rich.console import Console
+
+    from etude.plan import packages
+    from etude.plan import recipe as prices
+
+    model, text = "qwen2_5_0_5b", io.StringIO()
+    config = full_settings.settings("recipe", "nccl", read_toml(ROOT / "examples" / "one-gpu.toml"))
+    console = Console(file=text, width=110, color_system=None)
+    for hardware in ("rtx-4090", "h100"):
+        machine = planning.hardware_of(hardware)
+        print(f"$ etude plan --recipe examples/one-gpu.toml --model {model} --hardware {hardware}", file=text)
+        stage_prices, *notes = packages.plan_run(config, planning.network_of(model), None, [1], machine)
+        prices.show(stage_prices, model, hardware, *notes, console=console)
+        print(file=text)
+    return "\n".join(["```", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
 
 def kernels_plan_output() -> str:

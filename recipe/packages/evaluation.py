@@ -28,6 +28,7 @@ from ref.environment import EnvironmentFailure
 from ref.rollout import Limits, Rollout, check_failures, sample_rollouts
 
 __all__ = [
+    "CHUNK",
     "EPISODES",
     "MAX_EPISODES",
     "as_lists",

@@ -171,6 +171,27 @@ class Config:
             initializer_range=0.02,
         )
 
+    @classmethod
+    def qwen2_5_0_5b(cls) -> "Config":
+        """Qwen2.5-0.5B, a small dense network with a large vocabulary."""
+        return cls(
+            vocab_size=151_936,
+            hidden_size=896,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            head_dim=64,
+            intermediate_size=4864,
+            num_experts=0,
+            num_experts_per_tok=0,
+            rope_theta=1e6,
+            max_position_embeddings=32_768,
+            tie_word_embeddings=True,
+            initializer_range=0.02,
+            qk_norm=False,
+            attention_bias=True,
+        )
+
     def parameters(self, active: bool = False) -> int:
         """Parameters in all, or (active) those that one token's forward pass uses, embedding table
         included."""

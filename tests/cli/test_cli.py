@@ -125,7 +125,7 @@ BAD = [
     (["run", "kl", "--out", "bad.toml/below"], "bad.toml"),
     (["plan", "--cp", "3"], "3 does not divide 8"),
     (["plan", "--hardware", "abacus"], "unknown hardware 'abacus'; choose from h200"),
-    (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, tiny, or a Hugging Face folder"),
+    (["plan", "--model", "missing"], "--model expects qwen3_30b_a3b, qwen2_5_0_5b, tiny, or a Hugging Face folder"),
     (["plan", "--length", "33"], "length of 2 · cp = 4"),
     (["plan", "--gpus", "12", "--ep", "8"], "ep must divide dp · cp = 12"),
     (["plan", "--launches", "int4"], "--launches expects nvfp4-token, mxfp8 or bfloat16, got 'int4'"),

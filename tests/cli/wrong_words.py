@@ -227,7 +227,8 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
                 ("--launches", NAMES),
             ],
         ),
-        (["plan", "--recipe", "table.toml"], [("--checkpoint", read)]),
+        (["plan", "--recipe", "table.toml"], [("--checkpoint", read), ("--tasks", read)]),
+        (["plan"], [("--tasks", read)]),
         (["results"], [("", (*runs, *read))]),
         (["export-sft", "--out", "sft.jsonl"], [("", (*runs, *read))]),
         (

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from environments.harness import record
 from environments.tasks.generated import generated_package
 from etude.console.progress_line import Line
+from etude.plan import packages as plan_packages
 from etude.run.settings import settings
 from etude.tasks.build import make_all
 from kit.disk import hash_file, read_lines
@@ -23,6 +24,8 @@ from recipe.packages.chat_format import DEFAULT_TEMPLATE
 from recipe.packages.data import add_empty_rows
 from recipe.packages.tasks import PackageTasks
 from ref.network import Config, Transformer, load_hf, save_hf
+from ref.network.model import config_of
+from scaled.plan import HARDWARE
 from scaled.runtime import launch
 from tests.mirror.async_parts import synchronous
 
@@ -298,3 +301,25 @@ def test_services_go_on_with_the_tasks_of_the_run(start, recipes, finished, tmp_
     assert all(a.equal(b) for a, b in zip(wanted.parameters(), left.parameters(), strict=True))
     before = load_hf(checkpoint, torch.bfloat16)
     assert not all(a.equal(b) for a, b in zip(before.parameters(), left.parameters(), strict=True))
+
+
+def test_the_plan_measures_episodes_of_a_few_tasks(start, recipes):
+    """Recorded in sandboxes, if no run has any: one of each style for each of four tasks."""
+    config = settings("recipe", "gloo", {}, SETS)
+    episodes = plan_packages.measure_episodes(config, start, recipes)
+    assert "Measured: 4 scripted episodes, recorded now" in episodes.source  # in the style of SETS
+    assert 0 < episodes.own < episodes.tokens <= episodes.longest and episodes.opening > 100
+    assert not (recipes.parent / "demonstrations.jsonl").exists()
+
+
+def test_the_plan_has_the_stages_and_steps_of_the_run(finished, start):
+    """Planned from the run's own episodes."""
+    config = settings("recipe", "gloo", {}, [*SETS, f"tasks.recipes={finished / 'data' / 'recipes'}"])
+    episodes = plan_packages.measure_episodes(config, start, finished / "data" / "recipes")
+    assert f"scripted episodes of {finished / 'data' / 'demonstrations.jsonl'}" in episodes.source
+    planned = plan_packages.prices(config, config_of(start), 2, HARDWARE["h100"], episodes)
+    stages = json.loads((finished / "report.json").read_text())["stages"]
+    assert [price.stage for price in planned] == [stage for stage in STAGES if stage not in ("tasks", "data")]
+    assert {price.stage: price.steps for price in planned if price.stage in ("sft", "rl")} == {
+        stage: stages[stage]["steps"] for stage in ("sft", "rl")
+    }
