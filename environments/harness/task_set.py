@@ -31,7 +31,7 @@ from ref.messages import Message
 from ref.rollout import SUMMARY, Outcome, Rollout
 from ref.textual_feedback import Hint
 
-__all__ = ["HarnessTasks", "Levels", "Span", "lines_of", "spans_of", "transcript_of"]
+__all__ = ["HarnessTasks", "Levels", "Span", "graded_files", "lines_of", "spans_of", "transcript_of"]
 
 COUNT = re.compile(r"\b(\d+) (passed|failed|errors?)\b")
 
@@ -158,10 +158,7 @@ def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Trans
     """What an episode was, for behaviour rewards and the monitor. Lints and changed lines are those of the files that
     were graded."""
     lines, environment = lines_of(rollout, stop_ids), rollout.environment
-    task, history = (
-        environment.task,
-        [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])],
-    )
+    history = [transcript.Turn("system", lines[0]["system"]), transcript.Turn("user", lines[0]["prompt"])]
     todos: dict[str, transcript.Todo] = {}
     for turn in turns(lines):
         history.append(
@@ -173,14 +170,20 @@ def transcript_of(rollout: Rollout, stop_ids: Sequence[int]) -> transcript.Trans
         )
         history += [transcript.Turn("tool", line["text"]) for line in turn.answers]
         todos |= todos_of(turn)
-    before, after = task.exam.given_tree, dict(task.exam.given_tree)
-    if environment.grade is not None:
-        files = environment.grade.collected.files
-        after = {**{name: data for name, data in before.items() if name not in task.exam.editable}, **files}
+    before, after = graded_files(environment)
     count = len(conformance(before, after).problems)
     return transcript.Transcript(
         tuple(history), tuple(todos.values()), count, changed(before, after), rollout.chain.num_sampled_tokens
     )
+
+
+def graded_files(environment: HarnessEnvironment) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files of the package before an episode, and after it as they are graded."""
+    exam, before = environment.task.exam, dict(environment.task.exam.given_tree)
+    if environment.grade is None:
+        return before, before
+    unchanged = {name: data for name, data in before.items() if name not in exam.editable}
+    return before, {**unchanged, **environment.grade.collected.files}
 
 
 def call_of(name: str, args: Mapping[str, object], line: Mapping[str, object]) -> transcript.Call:

@@ -56,6 +56,7 @@ from recipe.full.settings import FullRecipe
 from recipe.full.weights import gather, measure_codebase
 from recipe.packages.chat_format import choose_template
 from recipe.packages.data import add_empty_rows, conversations_of, make_card, pack_rows, prepare_tasks
+from recipe.packages.own_reward import load_reward
 from recipe.packages.tasks import PackageTasks, make_schemas
 from recipe.small import evaluation
 from recipe.small.agent import Language, hash_seed
@@ -165,6 +166,8 @@ def check(c: FullRecipe, ranks: int) -> None:
                 f"tasks.episode_seconds={c.tasks.episode_seconds:g}, or an agent could have its episode left out"
             )
         choose_template(path, make_schemas(c.tasks))
+        if c.tasks.reward is not None:
+            load_reward(Path(c.tasks.reward))
     elif c.sft.conversations is not None:
         template_of(path, Language(load_tokenizer(path / "tokenizer.json")))
     network = config_of(path)

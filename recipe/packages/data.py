@@ -1,7 +1,8 @@
 """What a run on packages prepares before its ranks start.
 
     tasks   recipes are copied into RUN/data/recipes, their tasks made, the chat format chosen; scripted episodes on the
-            training packages are recorded in RUN/data/demonstrations.jsonl
+            training packages are recorded in RUN/data/demonstrations.jsonl; a reward of the user's own is copied into
+            RUN/data/reward.py
     data    the conversations, or those episodes, packed in rows (`recipe/small/conversations.py`)
 
 The tokenizer's files, with the chat template of the run, lie in RUN/data/tokenizer, and in RUN/data, from where they go
@@ -20,7 +21,7 @@ from kit.runs import Run
 from kit.settings import RunError
 from recipe.packages.chat_format import choose_template, load_chat_format, write_default_template
 from recipe.packages.settings import PackageSettings
-from recipe.packages.tasks import check_lengths, load_packages, make_schemas, split_packages
+from recipe.packages.tasks import REWARD, check_lengths, load_packages, make_schemas, split_packages
 from recipe.small.agent import Language
 from recipe.small.chat_template import template_of
 from recipe.small.conversations import ROWS, pack_conversations
@@ -62,6 +63,9 @@ def prepare_tasks(
         flush=True,
     )
     paths = [*copy_tokenizer(run, settings, checkpoint), *sorted(folder.iterdir())]
+    if settings.reward is not None:
+        paths.append(run.path("data", REWARD))
+        shutil.copyfile(settings.reward, paths[-1])
     chat_format = load_chat_format(run.root / "data" / "tokenizer", make_schemas(settings))
     all_tasks = [task for package in packages for task in package.tasks.values()]
     prompts = {task.id: task.specified if settings.prompt == "specified" else task.terse for task in all_tasks}

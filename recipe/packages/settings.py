@@ -62,6 +62,8 @@ class PackageSettings:
     three quarters of its rollouts succeed, and falls where less than a quarter does. 0: tasks come in a fixed order."""
     level_rollouts: int = 64
     """Rollouts after which the level is decided on."""
+    reward: str | None = None
+    """Python file whose function reward(episode) returns further terms of the reward, numbers by name."""
     threads: bool = True
     """Whether tools run while the model writes other turns. False: one after the other, so a run that is repeated or
     resumed has the same bits."""

@@ -29,13 +29,24 @@ from environments.tasks.package import Package
 from kit.process import cores
 from kit.settings import RunError
 from recipe.packages.chat_format import make_chaining
+from recipe.packages.own_reward import OwnRewardEnvironment, load_reward
 from recipe.packages.settings import PackageSettings
 from ref.chat_format import TemplateFormat
 from ref.environment import ChatFormat
 from ref.messages import Message
 
-__all__ = ["LoadedPackage", "PackageTasks", "check_lengths", "load_packages", "make_schemas", "split_packages"]
+__all__ = [
+    "REWARD",
+    "LoadedPackage",
+    "PackageTasks",
+    "check_lengths",
+    "load_packages",
+    "make_schemas",
+    "split_packages",
+]
 
+REWARD = "reward.py"
+"""The user's function of rewards, in a run's folder data/."""
 LOADING_SECONDS = 60.0
 """Seconds of processor time for the tests of a package whose tasks are made again."""
 
@@ -148,6 +159,7 @@ class PackageTasks(HarnessTasks):
         """`root`: the run folder. Raises RunError."""
         training, heldout = split_packages(settings, load_packages(settings, root / "data" / "recipes"))
         self.settings, self.judges = settings, judges_of(settings.sandbox)
+        self.own_reward = None if settings.reward is None else load_reward(root / "data" / REWARD)
         self.exams: dict[str, Exam] = {}
         self.lock = threading.Lock()
         self.package_of: dict[str, str] = {}
@@ -201,7 +213,10 @@ class PackageTasks(HarnessTasks):
     def environment(self, task: HarnessTask, number: int) -> HarnessEnvironment:
         """See `TaskSet`. A sandbox for its grading is opened ahead."""
         self.judges.expect()
-        return super().environment(task, number)
+        if self.own_reward is None:
+            return super().environment(task, number)
+        parts = self.fork, self.store, self.grader, self.seconds, self.call_seconds
+        return OwnRewardEnvironment(self.own_reward, task, *parts)
 
     def grade(self, task: HarnessTask, tree: str, calls: Sequence[Call]) -> Grade:
         """The grade of a stored tree. The exam is prepared at a task's first grading: fresh inputs follow from the
