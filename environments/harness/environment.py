@@ -58,9 +58,9 @@ Grader = Callable[[HarnessTask, str, Sequence[Call]], Grade]
 
 
 class HarnessEnvironment:
-    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, and of storing the trees
-    that they leave, after which the episode is over, so that the policy can keep nobody waiting for longer; waiting for
-    the policy is not counted. `call_seconds`: of a call."""
+    """One episode. `fork`: opens a sandbox over a stored tree. `seconds`: of all calls together, and of storing the
+    trees that they leave, after which the episode is over, so that the policy can keep nobody waiting for longer;
+    waiting for the policy is not counted. `call_seconds`: of a call."""
 
     def __init__(
         self,

@@ -29,8 +29,8 @@ from .manifest import Entry, Manifest
 __all__ = ["Store"]
 
 MAX_ENTRIES, MAX_CONTENTS = 200_000, 500_000
-"""Entries of lists, and names of contents, that a process remembers: some 70 MB each. A training sees a new tree in each
-turn of each episode."""
+"""Entries of lists, and names of contents, that a process remembers: some 70 MB each. A training sees a new tree in
+each turn of each episode."""
 
 
 class Store:

@@ -63,7 +63,7 @@ FINISH = Message("assistant", None, tool_calls=(ToolCall("finish", {"message": "
 
 
 def make_script(number, task, file_count):
-    """The turns of a rollout of a task: every second one solves it. All sleep for a moment, in which some are killed."""
+    """The turns of a rollout of a task: every second one solves it. Most sleep a moment, in which some are killed."""
     files = {name: data.decode() for name, data in task.exam.gold_tree.items() if name in task.exam.editable}
     solve = tuple(ToolCall("write", {"path": name, "text": text}, "w") for name, text in files.items())
     command = {HANG: "sleep 600", FLOOD: WRITE_FLOOD, FILES: WRITE_FILES.format(file_count)}.get(number, "sleep 0.3")
@@ -72,7 +72,7 @@ def make_script(number, task, file_count):
 
 
 class ScriptedEngine:
-    """An `Engine` whose policy writes the turns of the script that its prompt names; its log-probs are the network's."""
+    """An `Engine` whose policy writes the turns of the script that its prompt names. Log-probs are the network's."""
 
     in_waves, version = False, 0
 

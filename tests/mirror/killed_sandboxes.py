@@ -1,5 +1,5 @@
-"""What ranks are made to do in tests/mirror/test_faults_on_packages.py: all stages of a run on packages, where sandboxes
-are killed or cannot be opened."""
+"""What ranks are made to do in tests/mirror/test_faults_on_packages.py: all stages of a run on packages, where
+sandboxes are killed or cannot be opened."""
 
 import contextlib
 import os
