@@ -46,6 +46,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ref import rl as ref_rl
+from ref.engine.continuous import make_sampler
 from ref.engine.sampler import Sampler
 from ref.environment import ChatFormat, EnvironmentFailure, TaskSet
 from ref.network import Output, load_extra, release
@@ -106,6 +107,11 @@ class Rl(Ranks):
     """Rows per dp rank in one forward pass."""
     sampler_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the sampler's copy of the weights."""
+    engine: Literal["lockstep", "continuous"] = "lockstep"
+    """How rollouts are sampled: all at one position, in waves (`ref/engine/sampler.py`), or each where it is, and the
+    next one as soon as a slot is free (`ref/engine/continuous.py`)."""
+    slots: int = 32
+    """Rollouts that a continuous engine samples at once, at most."""
     sync: str = ""
     """Store to which the weights of every step are published, and from which every sampler reads them: a folder, or an
     address of fsspec such as s3://bucket/run. A relative folder lies in that of the run. Empty: samplers gather the
@@ -117,7 +123,7 @@ class Rl(Ranks):
 
     def __post_init__(self):
         super().__post_init__()
-        self.at_least(1, "micro_rows")
+        self.at_least(1, "micro_rows", "slots")
         self.at_least(0, "heldout")
         if not 0 <= self.max_failed_share <= 1:
             raise ValueError(f"max_failed_share must lie between 0 and 1, got {self.max_failed_share}")
@@ -235,7 +241,7 @@ def train(
         model = load_hf(c.checkpoint, lora=c.rl.lora, seed=c.seed)
         reference = load_hf(c.checkpoint) if c.rl.payment.kl else None
         with torch.device("meta"):  # no memory is allocated before the dtype is known: `fetch` fills it
-            sampler = Sampler(ref.Transformer(model.config), getattr(torch, c.sampler_dtype))
+            sampler = make_sampler(c.engine, ref.Transformer(model.config), getattr(torch, c.sampler_dtype), c.slots)
         sampler.model.to_empty(device=current().device)
         metrics, limits = {}, c.limits(limits)
         sample = partial(sample_tasks, c, sampler, tasks, chat_format, limits, map_fn)

@@ -139,6 +139,35 @@ def bench_tools() -> None:
     importlib.import_module("etude.bench.tools").bench()
 
 
+@bench_app.command("packages")
+def bench_packages(
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of a checkpoint.", show_default="a tiny random network")
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help="Folder of recipes of tasks.", metavar="RECIPES", show_default="two made-up packages"),
+    ] = None,
+    rollouts: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Number of rollouts at once; repeatable.", show_default="8, 16 and 32", **integer_option(2, 4096)
+        ),
+    ] = None,
+    blocks: Annotated[
+        int, typer.Option(help="Blocks to train, from the last one; 0: all weights.", **integer_option(0, 1000))
+    ] = 0,
+    turn_tokens: Annotated[int, typer.Option(help="Tokens of each turn.", **integer_option(1, 65_536))] = 64,
+    max_len: Annotated[int, typer.Option(help="Tokens of a context.", **integer_option(2, 65_536))] = 2048,
+) -> None:
+    """Tokens/s on tasks of packages, and time spent waiting for sandboxes.
+
+    Prefill, decoding and training, with each engine."""
+    from etude.bench import packages
+
+    packages.bench(checkpoint, tasks, rollouts or packages.COUNTS, blocks, turn_tokens, max_len)
+
+
 @bench_app.command("explorer")
 def bench_explorer() -> None:
     """Redraw time of every control in the explorer."""

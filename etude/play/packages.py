@@ -17,7 +17,7 @@ from recipe.full.settings import FullRecipe
 from recipe.packages.checkpoint_tasks import find_package_run
 from recipe.packages.evaluation import format_transcript
 from recipe.packages.tasks import PackageTasks
-from ref.engine.sampler import Sampler
+from ref.engine.continuous import make_sampler
 from ref.network import load_hf
 from ref.rollout import hash_seed, sample_rollouts
 
@@ -60,7 +60,7 @@ def watch(
     for folder in find_checkpoints(run_or_checkpoint, before):
         model = load_hf(folder).to(getattr(torch, c.training.dtype))
         (rollout,) = sample_rollouts(
-            Sampler(model, getattr(torch, c.training.sampler_dtype)),
+            make_sampler(c.tasks.engine, model, getattr(torch, c.training.sampler_dtype), c.tasks.slots),
             tasks.environment,
             [task],
             1,

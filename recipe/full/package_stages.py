@@ -20,7 +20,7 @@ from recipe.packages import evaluation
 from recipe.packages.chat_format import load_chat_format, make_chaining
 from recipe.packages.tasks import PackageTasks, make_schemas
 from ref.chat_format import TemplateFormat
-from ref.engine.sampler import Sampler
+from ref.engine.continuous import make_sampler
 from ref.environment import EnvironmentFailure
 from ref.rollout import Limits, hash_seed
 from scaled import rl
@@ -116,9 +116,8 @@ def measure_moments(
                 if stage is not None:
                     stage.progress(base + done)
 
-            sampler = Sampler(
-                gather(load_hf(folder), getattr(torch, c.training.dtype)), getattr(torch, c.training.sampler_dtype)
-            )
+            network = gather(load_hf(folder), getattr(torch, c.training.dtype))
+            sampler = make_sampler(c.tasks.engine, network, getattr(torch, c.training.sampler_dtype), c.tasks.slots)
             seed = hash_seed(c.seed, "evaluation")
             policy_name = str(folder.relative_to(out)) if folder.is_relative_to(out) else str(folder)
             grids, greedy, failures = evaluation.evaluate_policy(

@@ -85,7 +85,7 @@ from scaled.runtime import sharding
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current, mesh
 
-__all__ = ["FREE", "STAGES", "check", "latest_of", "layout", "play", "prepare", "prepared", "trained"]
+__all__ = ["FREE", "STAGES", "check", "latest_of", "layout", "make_rl_config", "play", "prepare", "prepared", "trained"]
 
 TRAINED = ("cpt", "mtp", "long", "sft", "rl")
 """Stages that train."""
@@ -262,6 +262,7 @@ def make_rl_config(c: FullRecipe, experts: int, root: Path | None = None) -> rl.
         **make_rank_settings(c, c.agent_length, c.cluster.rl_cp, checkpoint=start),
         rl=settings if experts else replace(settings, replay="none"),
         join=c.context.join,
+        **({"engine": c.tasks.engine, "slots": c.tasks.slots} if c.on_packages else {}),
         micro_rows=c.cluster.micro_rows,
         sampler_dtype=c.training.sampler_dtype,
         heldout=0,

@@ -70,6 +70,11 @@ class PackageSettings:
     max_failed_share: float = 0.2
     """Share of the rollouts of a step of RL, or of an evaluation, whose sandboxes may fail; where more do, the run
     stops, and is resumed."""
+    engine: Literal["continuous", "lockstep"] = "continuous"
+    """How rollouts are sampled. continuous: each goes on as soon as its tools have answered, and the next one begins as
+    soon as a slot is free; lockstep: all share a position, and wait for the slowest."""
+    slots: int = 32
+    """Rollouts that a rank samples at once with engine=continuous, at most: their keys and values take memory."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     """What sandboxes are made with."""
     min_valid_calls: float = 0.05
@@ -77,7 +82,7 @@ class PackageSettings:
     reward could be earned. 0: no minimum."""
 
     def __post_init__(self):
-        least: dict[str, float] = dict.fromkeys(("turns", "summary_tokens", "contexts", "level_rollouts"), 1)
+        least: dict[str, float] = dict.fromkeys(("turns", "summary_tokens", "contexts", "level_rollouts", "slots"), 1)
         least |= dict.fromkeys(
             ("demonstrations", "summary_at", "call_seconds", "episode_seconds", "grading_seconds", "levels"), 0
         )

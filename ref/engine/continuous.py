@@ -44,7 +44,7 @@ from ref.engine.sampler import (
 )
 from ref.network import Transformer
 
-__all__ = ["Continuous", "ContinuousSampler"]
+__all__ = ["Continuous", "ContinuousSampler", "make_sampler"]
 
 
 class Continuous:
@@ -308,3 +308,14 @@ class ContinuousSampler(Sampler):
 
     def engine(self, slots: int, max_len: int, temperature: float = 1.0) -> Engine:
         return Continuous(self, min(self.slots, slots), max_len, temperature, cache_tokens=self.cache_tokens)
+
+
+def make_sampler(
+    engine: Literal["lockstep", "continuous"], model: Transformer, dtype: torch.dtype, slots: int
+) -> Sampler:
+    """A sampler whose engines are such. `slots`: contexts of a continuous engine, at most."""
+    if engine == "lockstep":
+        return Sampler(model, dtype)
+    sampler = ContinuousSampler(model, dtype)
+    sampler.slots = slots
+    return sampler

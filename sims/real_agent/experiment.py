@@ -48,7 +48,7 @@ from ref.rollout import Limits, hash_seed
 from sims.base_evaluations import packages as models
 from sims.experiment import above, below, claim
 
-__all__ = ["Experiment", "experiment", "picture"]
+__all__ = ["Experiment", "LastBlocks", "experiment", "make_tiny_checkpoint", "picture"]
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,11 @@ def measure(run: Run, setup: Setup, name: str, weights: Path | None) -> dict[str
 
 def experiment(run: Run, config: Experiment) -> dict:
     """All trainings, evaluations, and the verdicts."""
-    c = config if config.model else replace(config, model=str(make_tiny_checkpoint(run)))
+    c = (
+        config
+        if config.model
+        else replace(config, model=str(make_tiny_checkpoint(run.path("models", "tiny", "x").parent)))
+    )
     torch.set_num_threads(1)  # cores are used by processes
     setup = prepare(run, c)
     results = {"checkpoint": measure(run, setup, "checkpoint", None)}
@@ -416,13 +420,12 @@ def verdicts(results: Mapping[str, dict], c: Experiment) -> list[dict]:
     return claims
 
 
-def make_tiny_checkpoint(run: Run) -> Path:
-    """A network that has learned nothing, with a tokenizer of ChatML's tokens, for --quick."""
+def make_tiny_checkpoint(folder: Path) -> Path:
+    """Writes a network that has learned nothing, with a tokenizer of ChatML's tokens, for --quick."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from ref.network import Config, save_hf
 
-    folder = run.path("models", "tiny", "x").parent
     if (folder / "tokenizer.json").exists():
         return folder
     tokenizer = Tokenizer(models.BPE())

@@ -310,6 +310,11 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
             ["bench", "decode", "--model", "tiny"],
             [("--rows", (*number, "0")), ("--prompt", (*number, "0")), ("--new", (*number, "1"))],
         ),
+        (
+            ["bench", "packages"],
+            [("--rollouts", (*number, "1")), ("--blocks", (*number, "-1")), ("--turn-tokens", (*number, "0"))],
+        ),
+        (["bench", "packages"], [("--max-len", (*number, "1")), ("--checkpoint", ABSENT), ("--tasks", read)]),
         ([], [("", NAMES)]),
     ]
 

@@ -11,18 +11,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from environments.harness import record
 from environments.tasks.generated import generated_package
+from etude.bench import packages as bench_packages
 from etude.console.progress_line import Line
 from etude.plan import packages as plan_packages
 from etude.run.settings import settings
 from etude.tasks.build import make_all
 from kit.disk import hash_file, read_lines
-from kit.settings import fill
+from kit.settings import RunError, fill
 from recipe.asynchronous.run import Async, Small
 from recipe.full.package_stages import make_package_tasks
-from recipe.full.stages import stages_of
+from recipe.full.stages import make_rl_config, stages_of
 from recipe.packages.chat_format import DEFAULT_TEMPLATE
 from recipe.packages.data import add_empty_rows
 from recipe.packages.tasks import PackageTasks
+from ref.engine.continuous import Continuous, make_sampler
+from ref.engine.sampler import Lockstep
 from ref.network import Config, Transformer, load_hf, save_hf
 from ref.network.model import config_of
 from scaled.plan import HARDWARE
@@ -247,6 +250,43 @@ def test_stages_of_a_run_with_a_corpus():
     assert stages_of(settings("recipe", "gloo", on_packages)) == STAGES[2:]
     with_corpus = settings("recipe", "gloo", on_packages | {"data": {"corpus": "z"}})
     assert stages_of(with_corpus) == ("cpt", "mtp", "long", *STAGES[2:]) and with_corpus.has_drafts
+
+
+def test_full_runs_sample_packages_with_the_engine_of_the_settings():
+    """The small world keeps its engine, and its bits."""
+    on_packages = {"checkpoint": "x", "tasks": {"recipes": "y", "engine": "continuous", "slots": 5}}
+    c = make_rl_config(settings("recipe", "gloo", on_packages), 0)
+    assert (c.engine, c.slots) == ("continuous", 5)
+    assert make_rl_config(settings("recipe", "gloo", {"checkpoint": "x"}), 0).engine == "lockstep"
+    torch.manual_seed(0)
+    network = Transformer(Config.tiny(9, num_experts=0))
+    engines = [make_sampler(name, network, torch.float32, 2).engine(3, 8) for name in ("lockstep", "continuous")]
+    assert [type(engine) for engine in engines] == [Lockstep, Continuous]
+    assert [engine.free_slots for engine in engines] == [3, 2]
+    with pytest.raises(RunError, match="tasks.slots must be at least 1, got 0"):
+        settings("recipe", "gloo", {"checkpoint": "x", "tasks": {"slots": 0}})
+
+
+def test_bench_packages(start, recipes, tmp_path, capsys):
+    """Every rollout solves its task, whatever the network writes, so tools and graders have done their work; the
+    engine's time is part of the time of sampling."""
+    record = bench_packages.bench(start, recipes, (2,), turn_tokens=7, max_len=1000, out=tmp_path)
+    assert [cell["engine"] for cell in record["cells"]] == ["lockstep", "continuous"]
+    for cell in record["cells"]:
+        assert (
+            cell["solved"] == cell["rollouts"] == 2 and min(cell[name] for name in ("prefill", "decode", "train")) > 0
+        )
+        assert (
+            cell["waiting"] == pytest.approx(1 - cell["engine_seconds"] / cell["seconds"]) and 0 < cell["waiting"] < 1
+        )
+        assert cell["sampled_tokens"] % 7 == 0 and cell["sampled_tokens"] >= 2 * 3 * 7, "turns end by their length"
+    (path,) = tmp_path.glob("packages-*.json")
+    assert json.loads(path.read_text()) == record and "2 rollouts, continuous" in capsys.readouterr().out
+
+
+def test_bench_packages_refuses_what_is_no_checkpoint(recipes, tmp_path, ask):
+    code, _, error = ask("bench", "packages", "--checkpoint", tmp_path, "--tasks", recipes)
+    assert code == 2 and "is not a folder with config.json" in error and error.count("\n") == 1
 
 
 def test_few_conversations_fill_rows_with_padding():
