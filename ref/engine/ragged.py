@@ -72,13 +72,14 @@ class Ragged:
         by row. Every token sees its row up to its own position."""
         A, S = rows, int(position.max()) + 1
         x, tables = self.model.embed_tokens(ids), self.table[position].expand(-1, len(self.qkv), -1, -1, -1)
-        mask = torch.zeros(A, 1, S, dtype=self.dtype, device=self.device).masked_fill_(
-            self.positions[:S] > position[:A, None, None], float("-inf")
+        # The same for all heads: rows, 1, 1, keys
+        mask = torch.zeros(A, 1, 1, S, dtype=self.dtype, device=self.device).masked_fill_(
+            self.positions[:S] > position[:A, None, None, None], float("-inf")
         )
-        mask = mask.repeat_interleave(self.keys[0].shape[1], 0)
-        earlier_tokens = EarlierTokens(row[A:], position[A:], self.positions[:S], self.dtype) if len(ids) > A else None
-        config, expert_weights = self.model.config, iter(self.experts)
+        config, expert_weights, earlier_tokens = self.model.config, iter(self.experts), None
         H, G, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        if len(ids) > A:
+            earlier_tokens = EarlierTokens(row[A:], position[A:], self.positions[:S], H // G, self.dtype)
         layer_experts, layers = (
             [],
             zip(self.qkv, self.bias, tables.unbind(1), self.keys, self.values, self.post_attention, strict=True),
@@ -91,9 +92,9 @@ class Ragged:
             rotated_qk = torch.addcmul(y * cos, y.roll(d // 2, -1), sin)  # y·cos + swap(y)·sin
             keys[row, :, position], values[row, :, position] = rotated_qk[:, H:], heads[:, H + G :]
             q = rotated_qk[:, :H].unflatten(1, (G, -1))
-            # q kᵀ + mask
-            scores = torch.baddbmm(mask, q[:A].reshape(A * G, H // G, d), keys[:A, :, :S].flatten(0, 1).transpose(1, 2))
-            attention = torch.bmm(scores.softmax(-1), values[:A, :, :S].flatten(0, 1)).view(A, H * d)
+            # softmax(q kᵀ + mask) v: the heads of a group are the rows of one query, so keys are read where they lie
+            attention = F.scaled_dot_product_attention(q[:A], keys[:A, :, :S], values[:A, :, :S], mask, scale=1.0)
+            attention = attention.reshape(A, H * d)
             if earlier_tokens is not None:
                 attention = torch.cat((attention, earlier_tokens.attend(q[A:], keys, values, S)))
             x = torch.addmm(x, attention, o.t())
@@ -123,10 +124,15 @@ class Ragged:
 
 class EarlierTokens:
     """Tokens that precede their rows' last ones: how their queries are padded to one block, [rows, longest], and who
-    sees what."""
+    sees what. `heads`: of a group."""
 
     def __init__(
-        self, row: Int[Tensor, " M"], position: Int[Tensor, " M"], key_pos: Int[Tensor, " S"], dtype: torch.dtype
+        self,
+        row: Int[Tensor, " M"],
+        position: Int[Tensor, " M"],
+        key_pos: Int[Tensor, " S"],
+        heads: int,
+        dtype: torch.dtype,
     ):
         self.rows, index, counts = row.unique_consecutive(return_inverse=True, return_counts=True)
         rank = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[index]
@@ -135,14 +141,12 @@ class EarlierTokens:
         mask = torch.zeros(*self.shape, len(key_pos), dtype=dtype, device=row.device).masked_fill_(
             key_pos > query_pos[..., None], float("-inf")
         )
-        self.mask = mask[:, None, None]  # rows, groups, heads of a group, queries, keys
+        self.mask = mask.repeat(1, heads, 1)[:, None]  # rows, groups, heads of a group times queries, keys
 
     def attend(self, q: Float[Tensor, "M G R d"], keys: Tensor, values: Tensor, S: int) -> Float[Tensor, "M Hd"]:
         (P, n), (_, G, R, d) = self.shape, q.shape
         padded = q.new_zeros(P * n, G, R, d).index_copy_(0, self.index, q).view(P, n, G, R, d).permute(0, 2, 3, 1, 4)
         k, v = keys[self.rows, :, :S], values[self.rows, :, :S]
-        scores = (
-            torch.matmul(padded.reshape(P, G, R * n, d), k.transpose(2, 3)).view(P, G, R, n, S) + self.mask
-        ).softmax(-1)
-        output = torch.matmul(scores.view(P, G, R * n, S), v).view(P, G, R, n, d).permute(0, 3, 1, 2, 4)
-        return output.reshape(P * n, G * R * d)[self.index]
+        # softmax(q kᵀ + mask) v, the heads of a group one below the other
+        output = F.scaled_dot_product_attention(padded.reshape(P, G, R * n, d), k, v, self.mask, scale=1.0)
+        return output.view(P, G, R, n, d).permute(0, 3, 1, 2, 4).reshape(P * n, G * R * d)[self.index]

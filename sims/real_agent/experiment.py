@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from environments.sandbox.cache import cache_folder
 from environments.tasks.build import build_tasks
 from environments.tasks.generated import generated_package
 from environments.tasks.recipe import make_recipe
+from environments.tasks.task_cache import save_task
 from kit.disk import atomic_write, read_lines
-from kit.process import cores, map_on_cores
+from kit.process import cores, keep_freed_memory, map_on_cores
 from kit.runs import Run
 from kit.settings import RunError
 from recipe.packages.chat_format import load_chat_format, make_chaining
@@ -40,6 +42,7 @@ from recipe.packages.settings import PackageSettings
 from recipe.packages.tasks import PackageTasks, make_schemas
 from recipe.small.conversations import batches, kept_rows
 from ref import cpt, sft
+from ref.engine.continuous import make_sampler
 from ref.engine.sampler import Sampler
 from ref.network import Transformer, load_hf
 from ref.network.masters import Masters
@@ -57,22 +60,24 @@ class Experiment:
 
     model: str = "smollm2-135m"
     """Name of a model that pip brings, or the folder of a checkpoint."""
-    packages: int = 60
+    packages: int = 110
     """Generated packages to train on, about seven tasks each."""
-    heldout_packages: int = 8
+    heldout_packages: int = 20
     """Generated packages to evaluate on, whose compositions no other package has."""
     blocks: int = 8
     """Blocks that are trained, from the last one; 0: all."""
     trainings: int = 3
     """Trainings, which differ in their seed; each has a control."""
-    demonstrations: int = 320
+    demonstrations: int = 700
     """Scripted episodes that SFT learns from."""
     styles: tuple[str, ...] = ("direct",)
     """Their styles."""
-    epochs: int = 2
+    epochs: int = 1
     """Passes over them."""
-    rows: int = 4
-    """Packed rows of `max_len` tokens in a step of SFT."""
+    row_tokens: int = 3072
+    """Tokens of a packed row in SFT, about four episodes."""
+    rows: int = 1
+    """Packed rows in a step of SFT."""
     sft_lr: float = 3e-4
     """Learning rate of Adam in SFT."""
     rl: Settings = Settings(
@@ -105,7 +110,9 @@ class Experiment:
     def quick(cls) -> Experiment:
         rl = replace(cls.rl, steps=1, prompts=1, rollouts=2, max_len=1000, turn_tokens=16)
         c = cls(model="", packages=1, heldout_packages=1, trainings=1, demonstrations=2, epochs=1, rows=1, rl=rl)
-        return replace(c, tasks=1, samples=1, turns=1, resamples=50, dtype="float32", sft_lr=1e-3)
+        return replace(
+            c, tasks=1, samples=1, turns=1, resamples=50, dtype="float32", sft_lr=1e-3, row_tokens=rl.max_len
+        )
 
     @property
     def package_settings(self) -> PackageSettings:
@@ -118,6 +125,8 @@ class Experiment:
 TOOLS = ("read", "edit", "shell", "finish")
 """Few, since their descriptions take a share of each context."""
 ARMS = ("rl", "control")
+SLOTS = 32
+"""Rollouts that are sampled at once, at most."""
 MEASURES = ("success", "greedy", "valid_calls", "finished", "tokens", "turns")
 
 
@@ -184,7 +193,7 @@ class Setup:
         return trainer
 
     def sampler(self, model: Transformer) -> Sampler:
-        return Sampler(model, getattr(torch, self.config.dtype))
+        return make_sampler("continuous", model, getattr(torch, self.config.dtype), SLOTS)
 
 
 def make_recipes(run: Run, c: Experiment) -> Path:
@@ -201,6 +210,8 @@ def make_recipes(run: Run, c: Experiment) -> Path:
                 package, unused, result, _ = build_tasks(
                     generated_package(number, heldout), cores(), 60.0, "bubblewrap"
                 )
+                for task in result.tasks:  # so that they are not made again where a run loads the recipe
+                    save_task(cache_folder() / "tasks", task, package)
                 atomic_write(path, json.dumps(make_recipe(spec, package, unused, result), indent=1) + "\n")
             paths.append(path)
             stage.progress(done)
@@ -208,12 +219,17 @@ def make_recipes(run: Run, c: Experiment) -> Path:
     return folder
 
 
-def prepare(run: Run, c: Experiment) -> Setup:
-    """Tasks, conversations and chat format, as a full run on packages prepares them."""
-    folder = checkpoint_of(run, c)
+def prepare(run: Run, c: Experiment) -> PackageSettings:
+    """Tasks and conversations, as a full run on packages prepares them."""
     settings = replace(c.package_settings, recipes=str(make_recipes(run, c)))
-    prepare_tasks(run, settings, folder, None, c.rl.max_len)
-    pack_rows(run, None, c.rl.max_len)
+    prepare_tasks(run, settings, checkpoint_of(run, c), None, c.rl.max_len)
+    pack_rows(run, None, c.row_tokens)
+    return settings
+
+
+def make_setup(run: Run, c: Experiment, settings: PackageSettings) -> Setup:
+    """The setup of this process, with sandboxes of its own."""
+    folder = checkpoint_of(run, c)
     chat_format = load_chat_format(run.root / "data", make_schemas(settings))
     tasks = PackageTasks(settings, run.root, chat_format, c.seed)
     limits = replace(c.rl.limits(make_chaining(settings, chat_format, c.rl.max_len)), turns=c.turns)
@@ -302,7 +318,6 @@ def reinforce(run: Run, setup: Setup, number: int, arm: str) -> Path:
         name=name,
         first=first,
         observe=observe,
-        map_fn=partial(map_on_cores, processes_per_core=1),
     )
     torch.save(trainer.state(c.rl.steps, weights_only=True), path)
     stage.finish({"steps": c.rl.steps, "tokens": tokens}, [path])
@@ -334,6 +349,17 @@ def measure(run: Run, setup: Setup, name: str, weights: Path | None) -> dict[str
     return stage.finish({"packages": packages, **values}, [folder])
 
 
+def play_part(run: Run, c: Experiment, settings: PackageSettings, part: tuple[str, int]) -> dict[str, Any]:
+    """SFT, RL or its control in one training, and the evaluation of what it ends with: name and number of the part. In
+    the record's run each part has a process and a core."""
+    keep_freed_memory()
+    (name, number), setup = part, make_setup(run, c, settings)
+    if name == "checkpoint":
+        return measure(run, setup, name, None)
+    weights = fine_tune(run, setup, number) if name == "sft" else reinforce(run, setup, number, name)
+    return measure(run, setup, f"{name}-{number}", weights)
+
+
 def experiment(run: Run, config: Experiment) -> dict:
     """All trainings, evaluations, and the verdicts."""
     c = (
@@ -341,13 +367,15 @@ def experiment(run: Run, config: Experiment) -> dict:
         if config.model
         else replace(config, model=str(make_tiny_checkpoint(run.path("models", "tiny", "x").parent)))
     )
-    torch.set_num_threads(1)  # cores are used by processes
-    setup = prepare(run, c)
-    results = {"checkpoint": measure(run, setup, "checkpoint", None)}
-    for number in range(c.trainings):
-        results[f"sft-{number}"] = measure(run, setup, f"sft-{number}", fine_tune(run, setup, number))
-        for arm in ARMS:
-            results[f"{arm}-{number}"] = measure(run, setup, f"{arm}-{number}", reinforce(run, setup, number, arm))
+    play = partial(play_part, run, c, prepare(run, c))
+    results: dict[str, dict[str, Any]] = {}
+    numbers = range(c.trainings)
+    for parts in (
+        [("checkpoint", 0), *(("sft", number) for number in numbers)],
+        [(arm, number) for number in numbers for arm in ARMS],  # each from the SFT of its training
+    ):
+        for (name, number), result in zip(parts, map_on_cores(play, parts), strict=True):
+            results[name if name == "checkpoint" else f"{name}-{number}"] = result
     rows = []
     for name, result in results.items():
         arm, _, number = name.partition("-")
