@@ -176,8 +176,8 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     """(matrices for Muon, the rest for AdamW), in the model's order; frozen parameters are in neither.
 
     The rest: anything with fewer than two dimensions, every weight of an nn.Embedding (including a head tied to
-    it), parameters with `lm_head`, `head`, `gate` or `router` as a component of their name, and adapters: orthogonalising
-    A and B one by one does not orthogonalise the update of their product.
+    it), parameters with `lm_head`, `head`, `gate` or `router` as a component of their name, and adapters:
+    orthogonalising A and B one by one does not orthogonalise the update of their product.
     """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     embedding_ids = {id(param) for module in embeddings for param in module.parameters()}

@@ -163,8 +163,8 @@ class Sft:
     adamw_lr: float = 1e-3
     """Learning rate of AdamW."""
     lora: int = 0
-    """Rank of low-rank adapters, which are trained in place of the weights (`ref/lora.py`), at full scale. 0: all weights
-    are trained. Adapters are always trained by AdamW; a good rate is about ten times as high as for all weights."""
+    """Rank of low-rank adapters, which are trained in place of the weights (`ref/lora.py`), at full scale. 0: all
+    weights are trained. Adapters are always trained by AdamW; a good rate is about ten times that for all weights."""
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(wrong_body=0.25, invalid_call=0.15))
     """How imperfect the scripted agent is."""
 

@@ -185,7 +185,7 @@ def pieces(model: nn.Module) -> Iterator[Piece]:
                 full_shape,
                 x.dtype,
                 rank == number % ranks,
-                lambda name=name, p=p: sharding.whole(sharding.merged(model, name, p)),
+                lambda name=name, p=p: sharding.gathered_tensor(sharding.merged(model, name, p)),
             )
             continue
         offset, local = sharding.slice_of(name, x)

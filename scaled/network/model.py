@@ -147,8 +147,8 @@ class Transformer(ref.Transformer):
     Block = Block
 
     def __init__(self, config: Config, *, init_weights: bool = True, lora: int = 0):
-        """`init_weights=False` leaves the weights uninitialised, which saves time before loading others. `lora`: rank of
-        adapters (`ref/lora.py`), whose values are not set."""
+        """`init_weights=False` leaves the weights uninitialised, which saves time before loading others. `lora`: rank
+        of adapters (`ref/lora.py`), whose values are not set."""
         is_single_rank = current().layout.world == 1
         if is_single_rank and init_weights:
             super().__init__(config)
@@ -258,8 +258,8 @@ def adapter_folder(checkpoint: Path) -> Path:
 
 
 def save_adapter(model: Transformer, checkpoint: Path, base: str | Path, parent: str) -> None:
-    """Writes the adapters of a network, if it has any, beside the checkpoint into which `save_hf` merged them; all ranks
-    call it together. `base` and `parent`: the network that they belong to, and what it is in words."""
+    """Writes the adapters of a network, if it has any, beside the checkpoint into which `save_hf` merged them; all
+    ranks call it together. `base` and `parent`: the network that they belong to, and what it is in words."""
     if not rank_of(model):
         return
     tensors = adapters(model)

@@ -28,6 +28,7 @@ __all__ = [
     "EXPERTS",
     "adapters",
     "clip",
+    "gathered_tensor",
     "initialise",
     "merged",
     "owned",
@@ -36,7 +37,6 @@ __all__ = [
     "reshard",
     "shard",
     "slice_of",
-    "whole",
     "whole_shape",
     "wholes",
 ]
@@ -158,7 +158,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole(x: Tensor) -> Tensor:
+def gathered_tensor(x: Tensor) -> Tensor:
     """The full tensor; all ranks call it together."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
@@ -166,12 +166,12 @@ def whole(x: Tensor) -> Tensor:
 @torch.no_grad()
 def merged(model: nn.Module, name: str, p: Tensor) -> Tensor:
     """This rank's part of a weight of the network without adapters: of W + (α/r) · B A where parameter p has an adapter
-    (`ref/lora.py`), and p itself elsewhere. All ranks call it together. W and B are cut alike, so only A is gathered."""
+    (`ref/lora.py`), and p itself elsewhere. All ranks call it together. W and B are cut alike: only A is gathered."""
     layer = model.get_submodule(name.rpartition(".")[0])
     if not isinstance(layer, lora.AdaptedLinear) or not name.endswith(".weight"):
         return p.detach()
     weight, B = (x.to_local() if isinstance(x, DTensor) else x for x in (p.detach(), layer.lora_B))
-    part = lora.merge(weight, whole(layer.lora_A), B, layer.scale)
+    part = lora.merge(weight, gathered_tensor(layer.lora_A), B, layer.scale)
     if not isinstance(p, DTensor):
         return part
     return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride(), run_check=False)
@@ -180,7 +180,7 @@ def merged(model: nn.Module, name: str, p: Tensor) -> Tensor:
 def adapters(model: nn.Module) -> dict[str, Tensor]:
     """All adapters by name, complete on every rank; all ranks call it together."""
     reshard(model)
-    return {name: whole(p.detach()) for name, p in model.named_parameters() if lora.is_adapter(name)}
+    return {name: gathered_tensor(p.detach()) for name, p in model.named_parameters() if lora.is_adapter(name)}
 
 
 def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -194,7 +194,7 @@ def wholes(model: nn.Module, grad: bool = False) -> Iterator[tuple[str, Tensor]]
         x = p.grad if grad else merged(model, name, p)
         if x is None:
             continue
-        x = whole(x)
+        x = gathered_tensor(x)
         if owned(name):
             parts = [torch.empty_like(x) for _ in range(ep.size)]
             dist.all_gather(parts, x.contiguous(), group=ep.handle)

@@ -43,15 +43,15 @@ def rl_step(settings, config, state, chains, rewards, folder):
     network.save_hf(model, Path(folder) / "net")
     network.save_adapter(model, Path(folder) / "net", "base", "what came before")
     frozen = {
-        name: sharding.whole(p.detach()) for name, p in model.named_parameters() if not is_adapter(name)
+        name: sharding.gathered_tensor(p.detach()) for name, p in model.named_parameters() if not is_adapter(name)
         and not sharding.owned(name)
     }  # fmt: skip
     sent = [(part.name, part.first, part.weights.clone()) for part in weight_sync.parts(model)]
-    whole = dict(sharding.wholes(model))
+    weights = dict(sharding.wholes(model))
     rows = all(
-        torch.equal(x.flatten(0, max(0, x.ndim - 2)), whole[name.removeprefix("model.")][first : first + len(x)])
+        torch.equal(x.flatten(0, max(0, x.ndim - 2)), weights[name.removeprefix("model.")][first : first + len(x)])
         for name, first, x in sent
-        if name.removeprefix("model.") in whole
+        if name.removeprefix("model.") in weights
     )
     names = sorted(checkpoint.state(model, optimizers))
     return (

@@ -1,4 +1,5 @@
-"""Adapters on ranks: cut like the weights that they belong to, trained as on one rank, merged wherever weights leave."""
+"""Adapters on ranks: cut like the weights that they belong to, trained as on one rank, and merged wherever weights go
+out."""
 
 import copy
 import dataclasses
@@ -110,7 +111,7 @@ def test_sft_is_that_of_one_rank_and_resumes(tmp_path):
     first = play(layout, lora_parts.phase, c, CONFIG, state, 2, batches, tmp_path)
     learner = Learner(c, copy.deepcopy(model), None, c.sft.muon_lr, c.sft.adamw_lr)
     silent = Silent()
-    train(silent, c, learner, batches.__getitem__, 3, lambda step: RATES["sft"](step, 3), "sft")  # type: ignore[arg-type]
+    train(silent, c, learner, batches.__getitem__, 3, lambda step: RATES["sft"](step, 3), "sft")
     for ours, theirs in zip(first[0], silent.lines, strict=True):
         close(ours["loss"], theirs["loss"])
     wanted = lora.adapters(learner.trunk.masters)
@@ -126,15 +127,15 @@ def test_sft_is_that_of_one_rank_and_resumes(tmp_path):
 
 
 def test_rl_with_adapters_resumes(tmp_path):
-    """`etude run dr-grpo --set rl.lora=…` on two ranks: killed after a step and resumed, the same bits. The network that
-    it leaves is its start with the adapter merged, and without `rl.lora` there is no adapter."""
+    """`etude run dr-grpo --set rl.lora=…` on two ranks: killed after a step and resumed, the same bits. The network
+    that it leaves is its start with the adapter merged."""
     start, tokenizer = tmp_path / "start", train_tokenizer(["def f(x):\n    return x\n"], 300)
     config = dataclasses.replace(CONFIG, vocab_size=300)
     save_hf(network(config, 0, 0).float(), start)
     tokenizer.save(str(start / "tokenizer.json"))
     sets = ("rl.prompts=2", "rl.rollouts=4", "rl.steps=2", "rl.max_len=256", "length=256", "micro_rows=2", "heldout=0",
             "checkpoint_every=1", "rl.payment.kl=0.01", f"checkpoint={start}", "cp=2", "ep=2", "rl.lr=0.01",
-            "rl.turn_tokens=6", "rl.episode_tokens=40", "timeout=900")  # fmt: skip
+            "rl.turn_tokens=6", "rl.episode_tokens=40", "rl.payment.effort_price=0.01", "timeout=900")  # fmt: skip
     out, layout = tmp_path / "out", dict(dp=1, cp=2, ep=2)
     found = play(layout, calls.training, "dr-grpo", [*sets, "rl.lora=2"], out)
     final = out / "checkpoints" / "final"

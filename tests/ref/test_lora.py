@@ -237,8 +237,8 @@ FAMILY = {
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_names_and_shapes_are_peft_s(tmp_path, family):
-    """`base_model.model.`, the module's name in transformers, `.lora_A.weight` or `.lora_B.weight`: written down here for
-    one projection, and, where PEFT is installed, compared with what it reads and computes."""
+    """`base_model.model.`, the module's name in transformers, `.lora_A.weight` or `.lora_B.weight`: written down here
+    for one projection, and, where PEFT is installed, compared with what it reads and computes."""
     config = Config.tiny(
         40, **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
                "head_dim": 8, "intermediate_size": 24} | FAMILY[family]
