@@ -3,8 +3,8 @@
     python examples/own_repository.py examples/words
 
 1. `etude tasks make`: features are taken out of your package, whose tests then fail (Linux, bubblewrap, pytest).
-2. Without --checkpoint, a tiny network of random weights with a tokenizer trained on your code: it learns nothing that is
-   of use, but goes through all stages on two cores.
+2. Without --checkpoint, a tiny network of random weights with a tokenizer trained on your code: it learns nothing that
+   is of use, but goes through all stages on two cores.
 3. `etude run recipe --tasks`: SFT on scripted episodes, evaluation, RL in sandboxes, evaluation.
 
 Each command is printed before it runs."""
@@ -23,10 +23,22 @@ from ref.network import Config, Transformer, save_hf
 HELDOUT = "generated:heldout:0"
 """A made-up package to evaluate on: no task that is trained on may come from it."""
 REHEARSAL = (
-    "tasks.demonstrations=8", "tasks.styles=direct", "tasks.turns=4", "tasks.min_valid_calls=0", "training.dtype=float32",
-    "sft.epochs=2", "sft.rows=4", "rl.steps=2", "rl.prompts=1", "rl.rollouts=4", "rl.max_len=2048", "rl.turn_tokens=64",
-    "cluster.agent_length=2048", "evaluation.tasks=2", "evaluation.samples=1",
-)  # fmt: skip
+    "tasks.demonstrations=8",
+    "tasks.styles=direct",
+    "tasks.turns=4",
+    "tasks.min_valid_calls=0",
+    "training.dtype=float32",
+    "sft.epochs=2",
+    "sft.rows=4",
+    "rl.steps=2",
+    "rl.prompts=1",
+    "rl.rollouts=4",
+    "rl.max_len=2048",
+    "rl.turn_tokens=64",
+    "cluster.agent_length=2048",
+    "evaluation.tasks=2",
+    "evaluation.samples=1",
+)
 """Settings that make the run of a tiny network short. --checkpoint runs with those of examples/one-gpu.toml alone."""
 
 

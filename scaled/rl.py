@@ -285,12 +285,12 @@ def sample_tasks(
     stream: str,
     numbers: Sequence[int],
     *generator_names: object,
-    chosen: Sequence[Any] | None = None,
+    curriculum_tasks: Sequence[Any] | None = None,
 ) -> list[Rollout]:
     """This rank's rollouts of tasks, given by number in a stream, or of those that a curriculum has chosen;
     `generator_names` names the generator. With slow environments ranks take unequal times: this one returns once all
     have sampled."""
-    stream_tasks = [tasks.task(stream, number) for number in numbers] if chosen is None else chosen
+    stream_tasks = [tasks.task(stream, number) for number in numbers] if curriculum_tasks is None else curriculum_tasks
     draws = generator(c.seed, stream, *generator_names)
     rollouts = sample_rollouts(
         sampler,
@@ -329,8 +329,8 @@ def sample_and_improve(
     sync_metrics = load(step)
     task_numbers = [step * c.rl.prompts + n // c.rl.rollouts for n in numbers]
     step_tasks = None if curriculum is None else curriculum.choose(step)
-    chosen = {} if step_tasks is None else {"chosen": [step_tasks[n // c.rl.rollouts] for n in numbers]}
-    rollouts = sample("rl", task_numbers, step, **chosen)
+    assigned = {} if step_tasks is None else {"curriculum_tasks": [step_tasks[n // c.rl.rollouts] for n in numbers]}
+    rollouts = sample("rl", task_numbers, step, **assigned)
     num_failed = count_failed(c, rollouts)
     curriculum_metrics = {} if curriculum is None else curriculum.update(step, step_tasks or (), rollouts)
     score_rollouts(c.rl, tasks, rollouts, hash_seed(c.seed, "hints", step))

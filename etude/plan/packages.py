@@ -85,15 +85,15 @@ measured above the plan, per step and layer of experts. A dense layer launches f
 SLICES = 16
 """Slices of the vocabulary in the head's backward pass (`kernels/linear_logprob.py`)."""
 ASSUMPTIONS = (
-    "Counted: parameters, state and bytes sent, keys and values of {max_len:,} tokens for each rollout that is sampled "
-    "together, logits of the sampler, the head's gradients as the Triton kernel makes them, the norm of gradients; tests "
-    "compare them with what a CPU rank allocates. Activations within a tenth. {lengths} Measured elsewhere: {layer:.2g} ms "
-    "of launches per layer and decoding step (an H200, layers of experts), {tools:.2g} s of a core for tools and grading per episode, here on "
-    "{cores} cores per GPU, a guess. Assumed: peak, for {dtype} training {peak:.3g} TFLOP/s, bandwidth and links from data "
-    "sheets; nothing overlaps; episodes are as long as those, and packed rows {fullness:.0%} full. Guessed: "
-    "{efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} dollars per GPU hour. No "
-    "stage was timed on a GPU. Not included: making tasks and scripted episodes, reading and writing checkpoints, the "
-    "CUDA context."
+    "Counted: parameters, state and bytes sent, keys and values of {max_len:,} tokens for each rollout that is "
+    "sampled together, logits of the sampler, the head's gradients as the Triton kernel makes them, the norm of "
+    "gradients; tests compare them with what a CPU rank allocates. Activations within a tenth. {lengths} Measured "
+    "elsewhere: {layer:.2g} ms of launches per layer and decoding step (an H200, layers of experts), {tools:.2g} "
+    "s of a core for tools and grading per episode, here on {cores} cores per GPU, a guess. Assumed: peak, for "
+    "{dtype} training {peak:.3g} TFLOP/s, bandwidth and links from data sheets; nothing overlaps; episodes are as "
+    "long as those, and packed rows {fullness:.0%} full. Guessed: {efficiency:.0%} of peak for matrix products, "
+    "{latency:.0f} µs per collective, {price:g} dollars per GPU hour. No stage was timed on a GPU. Not included: "
+    "making tasks and scripted episodes, reading and writing checkpoints, the CUDA context."
 )
 REMEDIES = (
     ("cluster.micro_rows=1",),
@@ -152,14 +152,14 @@ def measure_episodes(c: FullRecipe, checkpoint: Path | None, recipes: Path | Non
     RUN/data/recipes, belongs to, or else those of `SAMPLE` tasks, recorded now in sandboxes. Without tasks, sandboxes
     or a tokenizer, contexts are as long as they may be. Raises RunError for recipes and chat templates with which a run
     would not begin."""
-    training, heldout, why = list[LoadedPackage](), list[LoadedPackage](), "there are no tasks (--tasks)"
+    training, heldout, reason = list[LoadedPackage](), list[LoadedPackage](), "there are no tasks (--tasks)"
     if recipes is not None:
         for path in list_recipes([recipes]):
             read_recipe(path)
         try:
             packages = load_packages(c.tasks, recipes)
         except (RunError, ValueError) as error:  # tasks that must be made again need sandboxes
-            why = str(error)
+            reason = str(error)
         else:
             training, heldout = split_packages(c.tasks, packages)
     tasks = sum(len(package.tasks) for package in training)
@@ -167,8 +167,8 @@ def measure_episodes(c: FullRecipe, checkpoint: Path | None, recipes: Path | Non
     # Without tasks, as many as RL draws: each comes once before one comes again.
     conversations = c.tasks.demonstrations or len(c.tasks.styles) * (tasks or max(1, c.rl.steps) * c.rl.prompts)
     if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
-        why = "there is no --checkpoint" if checkpoint is None else f"{checkpoint} has no tokenizer.json"
-        return bound_episodes(c, conversations, heldout_tasks, why)
+        reason = "there is no --checkpoint" if checkpoint is None else f"{checkpoint} has no tokenizer.json"
+        return bound_episodes(c, conversations, heldout_tasks, reason)
     with tempfile.TemporaryDirectory(prefix="etude-plan-") as folder:
         path, label = Path(folder) / DEMONSTRATIONS, "scripted episodes, recorded now"
         stored = None if recipes is None else recipes.resolve().parent / DEMONSTRATIONS
@@ -181,9 +181,9 @@ def measure_episodes(c: FullRecipe, checkpoint: Path | None, recipes: Path | Non
             try:
                 record_sample(c, training, path)
             except RunError as error:
-                why = str(error)
+                reason = str(error)
         if not path.is_file():
-            return bound_episodes(c, conversations, heldout_tasks, why)
+            return bound_episodes(c, conversations, heldout_tasks, reason)
         lengths = measure_contexts(c, checkpoint, path)
     if not lengths:
         raise RunError(f"{path} has no conversation that the chat template of {checkpoint} can write")
@@ -200,12 +200,12 @@ def measure_episodes(c: FullRecipe, checkpoint: Path | None, recipes: Path | Non
     return Episodes(tokens, own, longest, opening, conversations, heldout_tasks, source)
 
 
-def bound_episodes(c: FullRecipe, conversations: int, heldout: int, why: str) -> Episodes:
+def bound_episodes(c: FullRecipe, conversations: int, heldout: int, reason: str) -> Episodes:
     """Episodes whose contexts are as long as the settings allow."""
     contexts = c.tasks.contexts if c.tasks.summary_at else 1
     source = (
-        f"Upper bound: contexts of rl.max_len = {c.rl.max_len:,} tokens, all of them the agent's own, and {conversations:,} "
-        f"such conversations in SFT, since {why}."
+        f"Upper bound: contexts of rl.max_len = {c.rl.max_len:,} tokens, all of them the agent's own, and "
+        f"{conversations:,} such conversations in SFT, since {reason}."
     )
     tokens = contexts * c.rl.max_len
     return Episodes(tokens, tokens, c.rl.max_len, 0, conversations, heldout, source)
@@ -252,14 +252,16 @@ def prices(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, episod
     want."""
     config = c.training.stretched(network) if c.has_pretraining else network
     talk = Conversations(episodes.tokens, episodes.own, 1, True)
-    priced = {
+    price_functions = {
         "sft": lambda: price_sft(c, config, gpus, hardware, episodes),
         "measure": lambda: price_evaluation(c, "measure", 2, config, gpus, hardware, episodes),
         "rl": lambda: price_rl(c, config, gpus, hardware, episodes),
         "eval": lambda: price_evaluation(c, "eval", 1, config, gpus, hardware, episodes),
     }
     return [
-        priced[stage]() if stage in priced else price_supervised(c, network, gpus, hardware, stage, talk)
+        price_functions[stage]()
+        if stage in price_functions
+        else price_supervised(c, network, gpus, hardware, stage, talk)
         for stage in stages_of(c)
     ]
 
