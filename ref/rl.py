@@ -66,7 +66,7 @@ from ref.length_penalty import Effort, EffortWeights, effort, length_penalty
 from ref.lora import rank_of
 from ref.mtp import MTP, mtp_loss
 from ref.network import Output, Transformer
-from ref.rollout import Limits, MapFunction, Outcome, Rollout, hash_seed, map_in_order, sample_rollouts
+from ref.rollout import Limits, MapFunction, Rollout, RolloutResult, hash_seed, map_in_order, sample_rollouts
 from ref.router_replay import compare_experts, replay
 from ref.self_summary import Chain, Chaining, spread
 from ref.textual_feedback import Hinted, feedback_loss, hinted, predictions
@@ -390,7 +390,7 @@ class Curriculum(Protocol):
         """The tasks of a step."""
         ...
 
-    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[RolloutResult]) -> None:
         """Takes how the rollouts of a step ended; those of a task are adjacent."""
         ...
 
@@ -408,7 +408,7 @@ class InOrder:
     def choose(self, step: int, count: int) -> list[Any]:
         return [self.tasks.task(self.stream, step * count + n) for n in range(count)]
 
-    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[RolloutResult]) -> None:
         """The order does not depend on them."""
 
 

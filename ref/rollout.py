@@ -50,7 +50,7 @@ __all__ = [
     "Driver",
     "MapFunction",
     "Limits",
-    "Outcome",
+    "RolloutResult",
     "Rollout",
     "batch_size",
     "check_failures",
@@ -99,7 +99,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RolloutResult:
     """How a rollout ended: what a curriculum follows, and what fits into a line of a journal."""
 
     task: Any
@@ -143,9 +143,9 @@ class Rollout:
         return sum(self.terms.values(), 0.0)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RolloutResult:
         """How it ended."""
-        return Outcome(self.task, self.failure, self.metrics, self.chain.num_sampled_tokens)
+        return RolloutResult(self.task, self.failure, self.metrics, self.chain.num_sampled_tokens)
 
     @property
     def logged(self) -> dict[str, float]:

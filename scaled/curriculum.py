@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from kit.disk import read_lines
 from ref.rl import Curriculum
-from ref.rollout import Outcome, Rollout
+from ref.rollout import Rollout, RolloutResult
 from scaled.optimise import keep_lines
 from scaled.runtime.mesh import current
 
@@ -72,7 +72,7 @@ class FollowedCurriculum:
 
     def _update(self, tasks: Sequence[Any], lines: Sequence[dict[str, Any]]) -> None:
         outcomes = [
-            Outcome(tasks[number // self.rollouts], line["failure"], line["metrics"], line["tokens"])
+            RolloutResult(tasks[number // self.rollouts], line["failure"], line["metrics"], line["tokens"])
             for number, line in enumerate(lines)
         ]
         self.curriculum.update(tasks, outcomes)

@@ -28,7 +28,7 @@ from environments.tasks.levels import Schedule, State
 from ref import transcript
 from ref.environment import ChatFormat
 from ref.messages import Message
-from ref.rollout import SUMMARY, Outcome, Rollout
+from ref.rollout import SUMMARY, Rollout, RolloutResult
 from ref.textual_feedback import Hint
 
 __all__ = ["HarnessTasks", "Levels", "Span", "graded_files", "lines_of", "spans_of", "transcript_of"]
@@ -226,7 +226,7 @@ class Levels:
             tasks.append(self.tasks_by_name[name])
         return tasks
 
-    def update(self, tasks: Sequence[HarnessTask], outcomes: Sequence[Outcome]) -> None:
+    def update(self, tasks: Sequence[HarnessTask], outcomes: Sequence[RolloutResult]) -> None:
         """See `Curriculum`. Failed environments count neither as solved nor as tried."""
         valid = [outcome for outcome in outcomes if not outcome.failure]
         solved = sum(outcome.metrics["success"] == 1 for outcome in valid)

@@ -16,13 +16,12 @@ task (`environments/harness/demonstrations.py`). So the figures depend on the ne
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +33,7 @@ from environments.harness.environment import HarnessEnvironment, HarnessTask
 from environments.tasks.load import list_recipes
 from etude.bench import write_record
 from etude.tasks.build import make_all
+from kit.disk import parse_json
 from kit.process import keep_freed_memory, machine
 from kit.settings import RunError
 from recipe.packages.chat_format import choose_template
@@ -134,7 +134,7 @@ def script_of(task: HarnessTask) -> list[Message] | None:
         Message(
             "assistant",
             reply.text,
-            tool_calls=tuple(ToolCall(call.name, json.loads(call.arguments), call.id) for call in reply.calls),
+            tool_calls=tuple(ToolCall(call.name, parse_json(call.arguments), call.id) for call in reply.calls),
         )
         for reply in demonstration.replies
     ]
@@ -256,7 +256,7 @@ def measure_cells(
     max_len: int,
     dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
-    """A row for each engine and number of rollouts. The first rollouts, which prepare exams, are not timed."""
+    """A row for each engine and number of rollouts. Each task is graded once before, which prepares its exam."""
     model, scripts = load_hf(source), list[tuple[HarnessTask, list[Message]]]()
     for task in tasks.streams["rl"]:
         if len(scripts) < max(counts) and (replies := script_of(task)) is not None:
@@ -267,7 +267,8 @@ def measure_cells(
     cells = []
     chosen_scripts = [scripts[number % len(scripts)] for number in range(max(counts))]
     samplers = {name: make_sampler(name, model, dtype, max(counts)) for name in ENGINES}
-    measure_sampling(samplers["continuous"], tasks, scripts, replace(limits, turn_tokens=1))
+    for task, _ in scripts:
+        tasks.grade(task, task.job.tree, [])
     prompts = [
         tasks.chat_format.encode_opening([Message("system", task.job.system), Message("user", task.prompt)])
         for task, _ in chosen_scripts

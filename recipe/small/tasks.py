@@ -17,7 +17,7 @@ from recipe.small.data import task_stream
 from recipe.small.hints import hint_rollouts
 from recipe.small.settings import Recipe
 from recipe.small.transcripts import TOOLS, transcript_of
-from ref.rollout import Outcome, Rollout, hash_seed
+from ref.rollout import Rollout, RolloutResult, hash_seed
 from ref.textual_feedback import Hint
 from ref.transcript import Transcript
 
@@ -99,7 +99,7 @@ class Depths:
         self.consumed += len(selected_tasks) + dropped_count
         return selected_tasks
 
-    def update(self, tasks: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    def update(self, tasks: Sequence[Any], outcomes: Sequence[RolloutResult]) -> None:
         for outcome in outcomes:
             if not outcome.failure:
                 self.kind_totals[outcome.task.depth] += 1, outcome.metrics["turns"], outcome.num_sampled_tokens

@@ -264,16 +264,16 @@ class Continuous:
         for slot in (slot for slot in by_age if is_ready[slot]):
             num_pages = self.pages.count(min(self.lengths[slot], self.max_len - 1))
             num_missing = sum(counts) - counts[slot] + num_pages - self.max_pages
-            others = [other for other in reversed(by_age) if other != slot and not is_read[other]]
+            victims = [victim for victim in reversed(by_age) if victim != slot and not is_read[victim]]
             if any(is_read):
-                others = [other for other in others if self.ages[other] > self.ages[slot]]
-            if num_missing > sum(counts[other] for other in others):
+                victims = [victim for victim in victims if self.ages[victim] > self.ages[slot]]
+            if num_missing > sum(counts[victim] for victim in victims):
                 continue
-            for other in others:
-                if num_missing > 0 and counts[other]:
-                    num_missing -= counts[other]
-                    counts[other] = 0
-                    self._drop_cache(other)
+            for victim in victims:
+                if num_missing > 0 and counts[victim]:
+                    num_missing -= counts[victim]
+                    counts[victim] = 0
+                    self._drop_cache(victim)
             is_read[slot], counts[slot] = True, num_pages
         return is_read
 

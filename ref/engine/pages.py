@@ -78,9 +78,9 @@ class Pages:
         row_a = memory[:, :, a, :, :length_a].clone()
         memory[:, :, a, :, :length_b] = memory[:, :, b, :, :length_b]
         memory[:, :, b, :, :length_a] = row_a
-        for row, other in ((a, b), (b, a)):
-            if counts[other] < counts[row]:
-                self._release(row, counts[other], counts[row])
+        for row, partner in ((a, b), (b, a)):
+            if counts[partner] < counts[row]:
+                self._release(row, counts[partner], counts[row])
         counts[a], counts[b] = counts[b], counts[a]
 
     def _release(self, row: int, first: int, end: int) -> None:

@@ -37,7 +37,7 @@ from ref.engine.sampler import Sampler
 from ref.environment import Environment, EnvironmentFailure, TaskSet
 from ref.messages import Message, ToolCall
 from ref.network import Transformer
-from ref.rollout import Limits, Outcome, Rollout, rollout
+from ref.rollout import Limits, Rollout, RolloutResult, rollout
 from ref.textual_feedback import hinted
 from tests.chats import bytes_tokenizer
 from tests.contexts import CONFIG
@@ -427,7 +427,7 @@ def test_levels_follow_success(tasks, made):
     assert {task.key for task in easy} == set(list(made)[:2])
 
     def ended(success, failure=""):
-        return Outcome(None, failure, {} if failure else {"success": success}, 0)
+        return RolloutResult(None, failure, {} if failure else {"success": success}, 0)
 
     levels.update(easy, [ended(1.0, "dead")] * 9 + [ended(1.0)] * 3)
     assert levels.progress.level == 0 and levels.progress.num_rollouts == 3

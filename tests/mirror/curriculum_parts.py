@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from environments.tasks.levels import Schedule, State
 from kit.disk import read_lines
-from ref.rollout import Outcome, Rollout
+from ref.rollout import Rollout, RolloutResult
 from ref.self_summary import Chain
 from scaled import rl
 from scaled.curriculum import JOURNAL, FollowedCurriculum
@@ -33,7 +33,7 @@ class Climb:
             tasks.append(name)
         return tasks
 
-    def update(self, tasks: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+    def update(self, tasks: Sequence[str], outcomes: Sequence[RolloutResult]) -> None:
         assert [outcome.task for outcome in outcomes[:: len(outcomes) // len(tasks)]] == [*tasks]
         valid = [outcome for outcome in outcomes if not outcome.failure]
         self.state = self.schedule.update(self.state, int(sum(o.metrics["success"] for o in valid)), len(valid))

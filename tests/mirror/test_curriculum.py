@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from recipe.small.settings import Recipe
 from recipe.small.tasks import Depths
 from ref.rl import Curriculum
-from ref.rollout import Outcome
+from ref.rollout import RolloutResult
 from tests.mirror import curriculum_parts
 from tests.mirror.curriculum_parts import Climb
 from tests.mirror.layouts import layouts, play
@@ -29,9 +29,9 @@ def test_ranks_choose_what_one_process_chooses(tmp_path_factory, layout, data):
         chosen.append(tasks)
         logged.append(curriculum.metrics)
         ended = [
-            Outcome(tasks[n // 2], "dead", {}, 0)
+            RolloutResult(tasks[n // 2], "dead", {}, 0)
             if success is None
-            else Outcome(tasks[n // 2], "", {"success": success}, 0)
+            else RolloutResult(tasks[n // 2], "", {"success": success}, 0)
             for n, success in enumerate(successes)
         ]
         curriculum.update(tasks, ended)

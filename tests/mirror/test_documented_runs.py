@@ -1,5 +1,5 @@
-"""The commands of docs/your-own-model.md and of examples/own_repository.py, as far as the start of their ranks: settings,
-files and layouts that a reader types are accepted together."""
+"""The commands of docs/your-own-model.md and of examples/own_repository.py, as far as the start of their ranks:
+settings, files and layouts that a reader types are accepted together."""
 
 import runpy
 import shlex

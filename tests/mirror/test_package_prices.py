@@ -1,5 +1,5 @@
-"""`etude plan --recipe FILE --tasks RECIPES`: memory against what is allocated, lengths against files, stages against the
-run's."""
+"""`etude plan --recipe FILE --tasks RECIPES`: memory against what is allocated, lengths against files, stages
+against the run's."""
 
 import json
 import re
