@@ -251,7 +251,7 @@ def check_calls(evaluation: dict[str, Any], minimum: float) -> str:
 def as_lists(evaluation: dict[str, Any]) -> dict[str, Any]:
     """An evaluation as JSON holds it: null in place of NaN."""
     return {
-        name: np.where(np.isnan(value), None, value).tolist() if isinstance(value, np.ndarray) else value
+        name: np.where(np.isnan(value), np.array(None), value).tolist() if isinstance(value, np.ndarray) else value
         for name, value in evaluation.items()
     }
 

@@ -52,7 +52,8 @@ class FinishedEpisode:
         return changed(self.before, self.after)
 
 
-RewardFunction = Callable[[FinishedEpisode], Mapping[str, float]]
+RewardFunction = Callable[[FinishedEpisode], Any]
+"""What it returns is checked where it is called: numbers by name."""
 
 
 def load_reward(path: Path) -> RewardFunction:

@@ -73,8 +73,8 @@ class Attention(model.Attention):
         projections = self.q_proj, self.k_proj, self.v_proj
         if any(type(projection) is not nn.Linear for projection in projections):  # with adapters (`ref/lora.py`)
             return torch.cat([projection(x) for projection in projections], -1)
-        weight = torch.cat([projection.weight for projection in projections])
-        biases = [projection.bias for projection in projections if projection.bias is not None]
+        weight = torch.cat(tuple(projection.weight for projection in projections))
+        biases = tuple(projection.bias for projection in projections if projection.bias is not None)
         return F.linear(x, weight, torch.cat(biases) if biases else None)
 
     def product(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, causal: bool) -> Tensor:
