@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from recipe.full import stages
+from recipe.packages.chat_format import DEFAULT_TEMPLATE
 from scaled import pretrain
 from scaled.runtime import launch
 from tests.test_readme import PAGES, ROOT, commands, wrong
@@ -40,6 +41,7 @@ def reader(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("FOLDER", "runs/packages/checkpoints/sft"):
         shutil.copytree(checkpoint, tmp_path / name)
+        (tmp_path / name / "chat_template.jinja").write_text(DEFAULT_TEMPLATE)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "CODE").symlink_to(ROOT / "examples" / "words")
     (tmp_path / "tasks").mkdir()
