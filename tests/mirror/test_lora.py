@@ -150,5 +150,5 @@ def test_rl_with_adapters_resumes(tmp_path):
     shutil.rmtree(out / "state" / "step-00000002")
     shutil.rmtree(out / "checkpoints")
     assert play(layout, calls.training, "dr-grpo", [*sets, "rl.lora=2"], out) == found
-    assert (out / "metrics" / "dr-grpo.jsonl").read_bytes() == lines and len(kept) == 2
+    assert (out / "metrics" / "dr-grpo.jsonl").read_bytes() == lines and len(kept) == 3
     assert all(path.read_bytes() == data for path, data in kept.items())
