@@ -287,7 +287,7 @@ MUTANTS: list[Mutant] = [
         ("scale = max(1.0, m / n) ** 0.5", "scale = max(1.0, n / m) ** 0.5"),
         ("scale = max(1.0, m / n) ** 0.5", "scale = max(1.0, m / n)"),
         ('alpha=-group["lr"] * scale', 'alpha=group["lr"] * scale'),
-        ('{"lm_head", "head", "gate", "router"}', '{"lm_head", "head", "router"}'),
+        ('{"lm_head", "head", "gate", "router", ', '{"lm_head", "head", "router", '),
         ("param.ndim < 2 or id(param) in embedding_ids or special_parts", "param.ndim < 2 or special_parts"),
         (
             '{"params": no_decay_params, "weight_decay": 0.0}',
@@ -413,10 +413,7 @@ MUTANTS: list[Mutant] = [
         "network/fast",
         ("self.q_norm.weight.mul(d**-0.5)", "self.q_norm.weight.div(d)"),
         ("x.new_full((H, d), d**-0.5)", "x.new_ones(H, d)"),
-        (
-            "torch.cat((self.q_proj.bias, self.k_proj.bias, self.v_proj.bias))",
-            "torch.cat((self.q_proj.bias, 0 * self.k_proj.bias, self.v_proj.bias))",
-        ),
+        ("torch.cat(biases) if biases else None", "0 * torch.cat(biases) if biases else None"),
         (
             "bias.repeat(1, config.num_attention_heads // config.num_key_value_heads, 1)",
             "bias.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)",
@@ -569,7 +566,7 @@ MUTANTS: list[Mutant] = [
             "self.tokens[slot, self.turn_starts[slot] : self.lengths",
             "self.tokens[slot, self.turn_starts[slot] - 1 : self.lengths",
         ),
-        ("copy.deepcopy(model).to(dtype)", "model.to(dtype)"),
+        ("copy.deepcopy(merged(model)).to(dtype)", "merged(model).to(dtype)"),
         (
             "index for index in live_rows if self.lengths[self.rows[index]] == n",
             "index for index in range(len(self.rows)) if self.lengths[self.rows[index]] == n",
@@ -619,9 +616,11 @@ MUTANTS: list[Mutant] = [
     ),
     *of(
         "engine/ragged",
-        ("self.positions[:S] > position[:A, None, None]", "self.positions[:S] >= position[:A, None, None] + 2"),
-        ("mask.repeat_interleave(self.keys[0].shape[1], 0)", "mask.repeat(self.keys[0].shape[1], 1, 1)"),
-        ("values[:A, :, :S].flatten(0, 1)", "keys[:A, :, :S].flatten(0, 1)"),
+        ("self.positions[:S] > position[:A, None", "self.positions[:S] - 1 > position[:A, None"),
+        ("values[:A, :, :S], mask, scale=1.0", "values[:A, :, :S], scale=1.0"),
+        ("values[:A, :, :S], mask", "keys[:A, :, :S], mask"),
+        ("k, v, self.mask, scale=1.0", "k, v, self.mask"),
+        ("mask.repeat(1, heads, 1)", "mask.repeat_interleave(heads, 1)"),
         (
             "if len(y) <= DENSE else",
             "if len(y) <= 0 else",
@@ -1043,7 +1042,7 @@ MUTANTS: list[Mutant] = [
         ("            self.failure = error", "            pass"),
         ("failure, self.failure = self.failure, None", "failure = self.failure"),
         ("            outcome = [0, str(error)]", "            outcome = [0, None]"),
-        ("offset, local = sharding.slice_of(name, p.detach())", "offset, local = sharding.slice_of(name, p)"),
+        ("sharding.slice_of(name, sharding.merged(model, name, p))", "sharding.slice_of(name, p)"),
         room="scaled",
         test="mirror/test_weight_sync",
     ),
