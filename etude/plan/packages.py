@@ -12,7 +12,8 @@ whichever phase of a stage needs most:
 
     sampling  the sampler's weights; keys and values of `rl.max_len` tokens of each rollout of a batch, which
               `ref.engine.sampler.Lockstep` allocates at once; reading the prompts, or the logits of a step, or the copy
-              of the keys when finished rollouts leave the batch
+              of the keys when finished rollouts leave the batch. Continuous batching (`tasks.engine`) takes less: it
+              copies no keys, and reads prompts a few hundred tokens at a time
     training  weights, gradients, moments, activations, and the head's gradients: `kernels/linear_logprob.py` computes
               [own tokens, vocabulary] a sixteenth of the vocabulary at a time
     clipping  weights, gradients, moments, and the largest gradient twice in float64 (`scaled/runtime/sharding.py`)
@@ -100,6 +101,7 @@ REMEDIES = (
     ("cluster.rematerialise=true",),
     ("training.sampler_dtype=bfloat16",),
     ("rl.payment.kl=0",),
+    ("tasks.slots=8",),
     ("rl.max_len={half}", "cluster.agent_length={half}"),
 )
 """Settings that need less memory, in the order in which they are tried."""
@@ -324,7 +326,7 @@ def price_rl(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, episo
         train_seconds *= 1 + 2 / (4 if c.cluster.rematerialise else 3)
         resident += 4 * parameters / gpus
     share = -(-n // gpus)
-    batch = min(share, batch_size(share))
+    batch = count_slots(c, share)
     sampling = sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size) + 3 * 4 * parameters / gpus
     link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth
     gather = 4 * parameters * (gpus - 1) / gpus / link
@@ -342,7 +344,7 @@ def price_evaluation(
     tasks = -(-episodes.heldout // gpus)
     chunk = min(tasks, max(1, CHUNK // samples))
     requested = chunk * samples
-    batch = min(requested, batch_size(requested))
+    batch = count_slots(c, requested)
     size, trained = (2 if dtype == "bfloat16" else 4 for dtype in (c.training.sampler_dtype, c.training.dtype))
     sampling = parameters * size + sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size)
     # The checkpoint in float32 is gathered in the dtype of training, then copied; the sampler of the checkpoint before
@@ -354,6 +356,12 @@ def price_evaluation(
     seconds = moments * batches * decode_seconds(c, config, batch, hardware, episodes)
     seconds += total * TOOL_SECONDS / (CORES * gpus)
     return make_price(c, stage, gpus, hardware, 1, total * episodes.tokens, max(sampling, loading), seconds)
+
+
+def count_slots(c: FullRecipe, rollouts: int) -> int:
+    """How many of a rank's rollouts are sampled at once."""
+    batch = min(rollouts, batch_size(rollouts))
+    return min(batch, c.tasks.slots) if c.tasks.engine == "continuous" else batch
 
 
 def sampling_bytes(config: Config, rows: int, max_len: int, opening: int, size: int) -> float:

@@ -29,6 +29,8 @@ from recipe.full.weights import gather
 from recipe.packages.tasks import LoadedPackage
 from recipe.small.agent import Language, single
 from ref import rollout as rollouts
+from ref.engine import pages
+from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
 from ref.network import Config, Transformer, fast, save_hf
 from ref.rl import Settings
@@ -114,6 +116,28 @@ def test_memory_of_sampling(changes, rows, max_len, opening, dtype, size):
     sampler = Sampler(fast.Transformer(config), dtype)
     peak = peak_of(partial(sample, sampler, rows, max_len, opening))
     assert packages.sampling_bytes(config, rows, max_len, opening, size) == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("rows, max_len, opening", [(20, 64, 2), (10, 256, 200)], ids=["keys-and-values", "prompts"])
+def test_continuous_batching_takes_at_most_as_much(monkeypatch, rows, max_len, opening):
+    """With pages that are allocated at once, as on a GPU, and without what lies in the host's memory there."""
+    monkeypatch.setattr(pages, "mmap", SimpleNamespace(PAGESIZE=4096, mmap=None))
+    config = replace(TINY, num_key_value_heads=2, head_dim=32)
+    torch.manual_seed(0)
+    sampler = ContinuousSampler(fast.Transformer(config), torch.float32)
+    host = rows * max_len * (8 + 1 + 4 + 8 + 8)  # tokens, whether they are sampled, log μ, versions, draws
+    peak = peak_of(partial(sample, sampler, rows, max_len, opening))
+    assert (
+        rows * max_len * 2 * 2 * 2 * 32 * 4 < peak <= packages.sampling_bytes(config, rows, max_len, opening, 4) + host
+    )
+
+
+def test_an_engine_has_as_many_slots_as_the_settings_say():
+    """With fewer slots sampling takes longer, and less memory where it needs most; lockstep samples a whole batch."""
+    sets = "rl.max_len=32768", "cluster.agent_length=32768", "evaluation.samples=32"
+    few, many = of("tasks.slots=4", *sets)["eval"], of("tasks.slots=32", *sets)["eval"]
+    lockstep = of("tasks.slots=4", "tasks.engine=lockstep", *sets)["eval"]
+    assert few.memory < many.memory == lockstep.memory and few.seconds > many.seconds == lockstep.seconds
 
 
 def test_rollouts_that_are_sampled_together(monkeypatch):
