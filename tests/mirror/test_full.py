@@ -112,7 +112,8 @@ def through(given, tmp_path_factory):
 
 
 def lines(out: Path) -> list[dict]:
-    return read_lines(next((out / "metrics").glob("*.jsonl"), out / "metrics" / "none"))
+    # not the file that replaces it
+    return read_lines(next((out / "metrics").glob("[!.]*.jsonl"), out / "metrics" / "none"))
 
 
 def wait_for_step(out: Path, step: int, process) -> None:
