@@ -57,7 +57,7 @@ __all__ = [
     "draw_adapters",
     "is_adapter",
     "load_adapter",
-    "merge",
+    "merge_weight",
     "merged",
     "rank_of",
     "save_adapter",
@@ -71,7 +71,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 """The projections that have adapters, the latter in dense networks only."""
 
 
-def merge(weight: Tensor, A: Tensor, B: Tensor, scale: float) -> Tensor:
+def merge_weight(weight: Tensor, A: Tensor, B: Tensor, scale: float) -> Tensor:
     """W + (α/r) · B A, computed in float32 or wider, in the dtype of W."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     return torch.addmm(weight.to(wide), B.to(wide), A.to(wide), alpha=scale).to(weight.dtype)
@@ -172,7 +172,7 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, p in model.named_parameters():
         if not is_adapter(name):
             layer = layers.get(name)
-            yield name, p.detach() if layer is None else merge(p, layer.lora_A, layer.lora_B, layer.scale)
+            yield name, p.detach() if layer is None else merge_weight(p, layer.lora_A, layer.lora_B, layer.scale)
 
 
 def merged(model: N) -> N:

@@ -171,7 +171,7 @@ def merged(model: nn.Module, name: str, p: Tensor) -> Tensor:
     if not isinstance(layer, lora.AdaptedLinear) or not name.endswith(".weight"):
         return p.detach()
     weight, B = (x.to_local() if isinstance(x, DTensor) else x for x in (p.detach(), layer.lora_B))
-    part = lora.merge(weight, gathered_tensor(layer.lora_A), B, layer.scale)
+    part = lora.merge_weight(weight, gathered_tensor(layer.lora_A), B, layer.scale)
     if not isinstance(p, DTensor):
         return part
     return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride(), run_check=False)

@@ -172,7 +172,7 @@ def test_weights_do_not_drift():
         for _ in range(1000):
             layer.lora_A.normal_()
             layer.lora_B.normal_()
-            part = lora.merge(layer.weight, layer.lora_A, layer.lora_B, layer.scale)
+            part = lora.merge_weight(layer.weight, layer.lora_A, layer.lora_B, layer.scale)
     assert torch.equal(layer.weight, before)
     exact = before.double() + layer.scale * layer.lora_B.double() @ layer.lora_A.double()
     torch.testing.assert_close(part.double(), exact, rtol=2**-8, atol=0)
