@@ -68,7 +68,8 @@ from scaled import muon, weight_sync
 from scaled.curriculum import FollowedCurriculum
 from scaled.dr_grpo import group_advantages, policy_loss
 from scaled.kl import token_kl
-from scaled.network.model import Transformer, load_hf, save_adapter, save_hf
+from scaled.network.adapters import save_adapter
+from scaled.network.model import Transformer, load_hf, save_hf
 from scaled.optimise import CPU, Log, Ranks, make_card_facts, optimise, training_context
 from scaled.packing import Cost, balance, imbalance, lay, rows
 from scaled.router_replay import compare_experts, mismatch, replay

@@ -79,7 +79,8 @@ from ref.rollout import Limits, Rollout
 from scaled import cpt, rl, supervised
 from scaled.data.read import Prepared, is_prepared
 from scaled.mtp import MTP
-from scaled.network.model import Transformer, adapter_folder, load_hf, save_adapter, save_hf
+from scaled.network.adapters import adapter_folder, save_adapter
+from scaled.network.model import Transformer, load_hf, save_hf
 from scaled.optimise import training_context
 from scaled.runtime import sharding
 from scaled.runtime.launch import Watchdog

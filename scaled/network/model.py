@@ -32,15 +32,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from ref import lora as ref_lora
-from ref.lora import draw_adapters, rank_of, replace_projections, weights
+from ref.lora import draw_adapters, replace_projections, weights
 from ref.network import CheckpointError, Config, KVCache, Output, load_extra
 from ref.network import fast as ref
 from ref.network.checkpoint import write_checkpoint
@@ -54,7 +52,7 @@ from scaled.runtime.comm import all_reduce_sum, total
 from scaled.runtime.cut import full, places
 from scaled.runtime.engine import fast, kernel
 from scaled.runtime.mesh import current
-from scaled.runtime.sharding import EXPERTS, adapters, initialise, load_slice, shard
+from scaled.runtime.sharding import EXPERTS, initialise, load_slice, shard
 
 __all__ = [
     "Block",
@@ -63,11 +61,9 @@ __all__ = [
     "KVCache",
     "Output",
     "Transformer",
-    "adapter_folder",
     "load_balancing_loss",
     "load_extra",
     "load_hf",
-    "save_adapter",
     "save_hf",
 ]
 
@@ -222,7 +218,7 @@ def load_balancing_loss(router_logits: list[Tensor], experts: list[Tensor]) -> T
     return total(loss / len(router_logits))
 
 
-def load_hf(path: str | Path, dtype: torch.dtype = torch.float32, lora: int = 0, seed: int = 0) -> Transformer:
+def load_hf(path: str | Path, dtype: torch.dtype = torch.float32, *, lora: int = 0, seed: int = 0) -> Transformer:
     """`ref.network.model.load_hf`; each rank reads its part. `lora`, `seed`: rank and seed of adapters, as in
     `ref.lora.adapt`. Raises CheckpointError as there."""
     model = Transformer(config_of(path), init_weights=False, lora=lora)
@@ -250,22 +246,3 @@ def save_hf(
         write_checkpoint(path, asdict(model.config), state, max_shard_bytes, extra, sidecar_files)
     else:
         save_folder(model, model.config, path, max_shard_bytes, extra, sidecar_files)
-
-
-def adapter_folder(checkpoint: Path) -> Path:
-    """Where the adapter lies that was merged into a checkpoint: beside it."""
-    return checkpoint.with_name(f"{checkpoint.name}-adapter")
-
-
-def save_adapter(model: Transformer, checkpoint: Path, base: str | Path, parent: str) -> None:
-    """Writes the adapters of a network, if it has any, beside the checkpoint into which `save_hf` merged them; all
-    ranks call it together. `base` and `parent`: the network that they belong to, and what it is in words."""
-    if not rank_of(model):
-        return
-    tensors = adapters(model)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        ref_lora.save_adapter(
-            adapter_folder(checkpoint), tensors, str(Path(base).resolve()), not model.config.num_experts, parent
-        )
-    if dist.is_initialized():
-        dist.barrier()

@@ -12,7 +12,7 @@ from ref.engine.sampler import Sampler
 from ref.lora import is_adapter
 from ref.network import fast as ref_model
 from scaled import muon, rl, supervised, weight_sync
-from scaled.network import checkpoint
+from scaled.network import adapters, checkpoint
 from scaled.network import model as network
 from scaled.runtime import sharding
 from tests.mirror.calls import Script, gradients
@@ -41,7 +41,7 @@ def rl_step(settings, config, state, chains, rewards, folder):
         optimizer.step()
     rl.fetch(sampler, model, 3)
     network.save_hf(model, Path(folder) / "net")
-    network.save_adapter(model, Path(folder) / "net", "base", "what came before")
+    adapters.save_adapter(model, Path(folder) / "net", "base", "what came before")
     frozen = {
         name: sharding.gathered_tensor(p.detach()) for name, p in model.named_parameters() if not is_adapter(name)
         and not sharding.owned(name)
