@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -113,11 +113,11 @@ class TimedEngine:
         return self._time(self.engine.remove, slot, finished)
 
 
-class TimedSampler:
-    """What `rollout` asks a sampler for; `engines` are those that it has made."""
+class TimedSampler(Sampler):
+    """Another sampler, whose engines are timed; `engines` are those that it has made. Weights are not copied."""
 
     def __init__(self, sampler: Sampler):
-        self.sampler, self.vocab_size, self.engines = sampler, sampler.vocab_size, list[TimedEngine]()
+        self.sampler, self.model, self.engines = sampler, sampler.model, list[TimedEngine]()
 
     def engine(self, slots: int, max_len: int, temperature: float = 1.0) -> TimedEngine:
         self.engines.append(TimedEngine(self.sampler.engine(slots, max_len, temperature)))
@@ -169,7 +169,7 @@ def measure_sampling(
     ]
     start = time.perf_counter()
     seeds = [*range(len(make))]
-    rollouts = rollout(cast(Sampler, timed), make, tasks.chat_format, limits, 1.0, seeds, threads=tasks.is_slow)
+    rollouts = rollout(timed, make, tasks.chat_format, limits, 1.0, seeds, threads=tasks.is_slow)
     seconds = time.perf_counter() - start
     if failures := [part.failure for part in rollouts if part.failure]:
         raise RunError(f"{len(failures)} of {len(rollouts)} rollouts have no result: {failures[0]}")
