@@ -353,13 +353,14 @@ def test_the_plan_measures_episodes_of_a_few_tasks(start, recipes):
 
 
 def test_the_plan_has_the_stages_and_steps_of_the_run(finished, start):
-    """Planned from the run's own episodes."""
+    """Planned from the run's own episodes. How full packed rows are is a guess, which may be wrong by a batch in each
+    epoch."""
     config = settings("recipe", "gloo", {}, [*SETS, f"tasks.recipes={finished / 'data' / 'recipes'}"])
     episodes = plan_packages.measure_episodes(config, start, finished / "data" / "recipes")
     assert f"scripted episodes of {finished / 'data' / 'demonstrations.jsonl'}" in episodes.source
     planned = plan_packages.prices(config, config_of(start), 2, HARDWARE["h100"], episodes)
     stages = json.loads((finished / "report.json").read_text())["stages"]
     assert [price.stage for price in planned] == [stage for stage in STAGES if stage not in ("tasks", "data")]
-    assert {price.stage: price.steps for price in planned if price.stage in ("sft", "rl")} == {
-        stage: stages[stage]["steps"] for stage in ("sft", "rl")
-    }
+    steps = {price.stage: price.steps for price in planned}
+    assert steps["rl"] == stages["rl"]["steps"]
+    assert abs(steps["sft"] - stages["sft"]["steps"]) <= config.sft.epochs
