@@ -97,11 +97,14 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
     from etude.run import summary as run_summary
     from recipe.full import stages as chain
     from recipe.full.package_stages import STOPPED, refusal_of
+    from recipe.packages.own_reward import trust_reward
     from scaled.runtime import launch
 
     ranks = count(config.cluster, nproc, backend, name)
     if config.checkpoint is None:
         raise RunError(NO_CHECKPOINT)
+    if name == "recipe" and config.tasks.reward is not None and not resume:
+        trust_reward(Path(config.tasks.reward))  # named by the user, not by a folder that is resumed
     try:
         (chain if name == "recipe" else budget_ladder).check(config, ranks)
     except ValueError as error:

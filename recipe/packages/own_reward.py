@@ -4,13 +4,16 @@
         return {"short": -0.002 * episode.changed_lines}
 
 What it returns are further terms of an episode's reward, in addition to the grader's; their means are logged as
-`reward_NAME`. The file is the user's code, as
-their command line is, and runs in the process that trains. What the model wrote comes to it as data."""
+`reward_NAME`. The file is the user's code, as their command line is, and runs in the process that trains. What the
+model wrote comes to it as data.
+
+A run keeps a copy of the file, and a run folder may come from somebody else: it must not run their code. So a file is
+run only if a run of this user began with it (`trust_reward`), whatever its path is."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +24,11 @@ from environments.harness.environment import HarnessEnvironment
 from environments.harness.record import calls
 from environments.harness.task_set import graded_files
 from environments.monitor import Call
+from environments.sandbox.cache import cache_folder, make_folder
 from kit.settings import RunError
 from ref.environment import Reward
 
-__all__ = ["FinishedEpisode", "OwnRewardEnvironment", "load_reward"]
+__all__ = ["FinishedEpisode", "OwnRewardEnvironment", "load_reward", "trust_reward"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,35 @@ RewardFunction = Callable[[FinishedEpisode], Any]
 """What it returns is checked where it is called: numbers by name."""
 
 
-def load_reward(path: Path) -> RewardFunction:
-    """The function `reward` of a Python file. Raises RunError."""
+def read_reward(path: Path) -> tuple[bytes, Path]:
+    """The content of a file, and the mark of a user who trusts it. Raises RunError."""
     try:
-        function = runpy.run_path(str(path)).get("reward")
+        source = path.read_bytes()
     except OSError as error:
         raise RunError(f"tasks.reward={path} cannot be read ({error.strerror})") from None
+    return source, cache_folder() / "rewards" / hashlib.sha256(source).hexdigest()
+
+
+def trust_reward(path: Path) -> None:
+    """Notes that this user has begun a run with a file. Raises RunError."""
+    mark = read_reward(path)[1]
+    make_folder(mark.parent)
+    mark.touch()
+
+
+def load_reward(path: Path) -> RewardFunction:
+    """The function `reward` of a Python file. Raises RunError, also for a file that no run of this user began with:
+    nothing of it is run then."""
+    source, mark = read_reward(path)
+    if not mark.exists():
+        raise RunError(
+            f"tasks.reward={path} is a program with which no run of yours has begun here, so it is not run; if you have "
+            f"read it and trust it: touch {mark}"
+        )
+    namespace: dict[str, Any] = {"__name__": "reward", "__file__": str(path)}
+    try:
+        exec(compile(source, str(path), "exec"), namespace)
+        function = namespace.get("reward")
     except Exception as error:
         raise RunError(f"tasks.reward={path} cannot be run: {describe_error(error)}") from None
     if not callable(function):

@@ -7,7 +7,7 @@ import pytest
 from environments.harness.environment import HarnessEnvironment
 from environments.harness.task_set import HarnessTasks
 from kit.settings import RunError, fill
-from recipe.packages.own_reward import OwnRewardEnvironment, load_reward
+from recipe.packages.own_reward import OwnRewardEnvironment, load_reward, trust_reward
 from recipe.packages.settings import PackageSettings
 from recipe.packages.tasks import PackageTasks
 from ref.environment import Reward
@@ -45,6 +45,7 @@ def test_its_terms_are_added_and_logged(environment, tmp_path):
         "    assert [(call.tool, call.args['path']) for call in episode.calls] == [('read', 'words.py')]\n"
         "    return {'short': -0.01 * episode.changed_lines, 'quick': float(episode.metrics['turns'] < 4)}\n"
     )
+    trust_reward(path)
     reward = environment(load_reward(path)).reward()
     assert reward.terms == {"tests": 1.0, "succinctness": 0.1, "short": -0.03, "quick": 1.0}
     assert reward.metrics == {"success": 1.0, "turns": 3, "reward_short": -0.03, "reward_quick": 1.0}
@@ -80,8 +81,30 @@ def test_a_file_without_a_reward_is_one_line(tmp_path, text, why):
     if text is not None:
         path.write_text(text)
     with pytest.raises(RunError, match=f"tasks.reward={path} {why}") as caught:
+        trust_reward(path)
         load_reward(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_a_program_in_a_folder_that_somebody_sent_is_not_run(tmp_path):
+    """Neither one that no run began with, nor one that was changed since."""
+    path, mark = tmp_path / "reward.py", tmp_path / "mark"
+    path.write_text(f"open({str(mark)!r}, 'w')\ndef reward(episode):\n    return {{}}\n")
+    with pytest.raises(RunError, match="no run of yours has begun") as caught:
+        load_reward(path)
+    assert not mark.exists() and "\n" not in str(caught.value)
+    trust_reward(path)
+    assert load_reward(path)(None) == {} and mark.exists()
+    mark.unlink()
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(RunError, match="no run of yours has begun"):
+        load_reward(path)
+    assert not mark.exists()
 
 
 def test_tasks_make_episodes_with_it_only_if_it_is_set(monkeypatch):
@@ -103,6 +126,7 @@ def test_the_example_of_the_page_is_one(environment, tmp_path):
     page = PAGES["docs/your-own-environment.md"]
     text = page.partition("```python\n# reward.py\n")[2].partition("```")[0]
     (tmp_path / "reward.py").write_text(text)
+    trust_reward(tmp_path / "reward.py")
     terms = environment(load_reward(tmp_path / "reward.py")).reward().terms
     assert {"short", "no_print"} <= terms.keys() and terms["short"] < 0
     assert fill(PackageSettings, {"reward": "reward.py"}).reward == "reward.py"
