@@ -82,8 +82,8 @@ def load_reward(path: Path) -> RewardFunction:
     source, mark = read_reward(path)
     if not mark.exists():
         raise RunError(
-            f"tasks.reward={path} is a program with which no run of yours has begun here, so it is not run; if you have "
-            f"read it and trust it: touch {mark}"
+            f"tasks.reward={path} is a program with which no run of yours has begun here, so it is not run; if you "
+            f"have read it and trust it: touch {mark}"
         )
     namespace: dict[str, Any] = {"__name__": "reward", "__file__": str(path)}
     try:
