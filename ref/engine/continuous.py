@@ -21,7 +21,10 @@ Keys and values lie in pages (`ref/engine/pages.py`), which a context holds as f
 them. If they are short, contexts go on in the order in which they were added: those that find no page wait in their
 slots, and the newest is put back, which means that its keys and values are dropped and that it is read again once there
 are pages. The oldest context that is ready takes pages from any other one, so it always goes on, and every context
-comes to its end. A context that is read again has the same keys and values up to rounding."""
+comes to its end. A context that is read again has the same keys and values up to rounding.
+
+Contexts that begin alike, as the rollouts of a group do, read their common beginning once (RadixAttention,
+arXiv:2312.07104): the first of them reads it, the others wait for it and copy its keys and values."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -44,7 +47,10 @@ from ref.engine.sampler import (
 )
 from ref.network import Transformer
 
-__all__ = ["Continuous", "ContinuousSampler", "make_sampler"]
+__all__ = ["MIN_SHARED", "Continuous", "ContinuousSampler", "make_sampler"]
+
+MIN_SHARED = 16
+"""Tokens that two contexts must have in common at their beginning, for one of them to copy keys and values."""
 
 
 class Continuous:
@@ -95,6 +101,7 @@ class Continuous:
         self.state: list[Literal["free", "ready", "over"]] = ["free"] * slots
         self.ages, self.added = [0] * slots, 0  # which context it is, in the order in which they were added
         self.slots = list(range(slots))  # the slot of each row of the cache; those that a step reads are at the front
+        self.loads, self.first_loads = 0, [0] * slots  # weights so far; those that began to read a context
         self.ready, self.full = 0, []  # how many rows a step reads; slots that given tokens filled
 
     @property
@@ -162,6 +169,7 @@ class Continuous:
         if cache not in ("keep", "recompute"):
             raise ValueError(f'cache must be "keep" or "recompute"; got {cache!r}')
         self.sampler.version = version
+        self.loads += 1
         self.ragged.copy()
         if cache == "recompute":
             for slot in range(len(self.slots)):
@@ -172,7 +180,7 @@ class Continuous:
         """Feed every ready context, and sample a token for each that has been read to its end. Returns the slots whose
         turn is now over, or whose context is full. Without a ready context the network does nothing. Raises ValueError
         for a policy that gives no distribution."""
-        self._move_rows(self._choose_slots())
+        self._move_rows(self._share_prefixes(self._choose_slots()))
         full, self.full = self.full, []
         slots = self.slots[: self.ready]
         if not slots:
@@ -206,6 +214,8 @@ class Continuous:
             self.experts[token_slots, position] = experts
         sampling_rows = []
         for row, (slot, end) in enumerate(zip(slots, ends, strict=True)):
+            if not self.routed_lengths[slot]:
+                self.first_loads[slot] = self.loads
             self.cached_lengths[slot], self.routed_lengths[slot] = end, max(self.routed_lengths[slot], end)
             if end == self.lengths[slot]:
                 sampling_rows.append((row, slot))
@@ -276,6 +286,44 @@ class Continuous:
                     self._drop_cache(victim)
             is_read[slot], counts[slot] = True, num_pages
         return is_read
+
+    def _share_prefixes(self, is_read: list[bool]) -> list[bool]:
+        """Copies what contexts of which nothing is read yet have in common with others. Returns which slots are read in
+        this step: a context waits only for an older one that is read now and has not come to the end of what they
+        share. Keys, values and experts are copied only if the present weights gave them."""
+        by_age = sorted((slot for slot, state in enumerate(self.state) if state != "free"), key=self.ages.__getitem__)
+        for at, slot in enumerate(by_age):
+            if not is_read[slot] or self.cached_lengths[slot]:
+                continue
+            # The last token is read even if all are known: its hidden state gives the next one.
+            length = min(self.lengths[slot], self.max_len - 1) - 1
+            older = [other for other in by_age[:at] if is_read[other] or self.cached_lengths[other]]
+            cached = [other for other in by_age[at + 1 :] if self.cached_lengths[other]]
+            sources = [
+                other
+                for other in (*older, *cached)
+                if not self.routed_lengths[other] or self.first_loads[other] == self.loads
+            ]
+            if length < MIN_SHARED or not sources:
+                continue
+            same = self.tokens[sources, :length] == self.tokens[slot, :length]
+            limits = torch.tensor([self.lengths[other] for other in sources])
+            shared = same.cumprod(1).sum(1).minimum(limits).tolist()
+            num_shared, source = max(zip(shared, sources, strict=True), key=lambda pair: pair[0])
+            available = min(num_shared, self.cached_lengths[source])
+            if available < num_shared and source in older and is_read[source] and num_shared >= MIN_SHARED:
+                is_read[slot] = False
+            elif available >= MIN_SHARED:
+                self._copy_prefix(source, slot, available)
+        return is_read
+
+    def _copy_prefix(self, source: int, slot: int, length: int) -> None:
+        self.pages.copy(self.slots.index(source), self.slots.index(slot), length)
+        known = self.routed_lengths[slot]
+        if not known:
+            self.first_loads[slot] = self.loads
+        self.experts[slot, known:length] = self.experts[source, known:length]
+        self.cached_lengths[slot], self.routed_lengths[slot] = length, max(known, length)
 
     def _drop_cache(self, slot: int) -> None:
         """Forgets the keys and values of a context: if it goes on, it is read again."""

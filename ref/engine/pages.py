@@ -83,6 +83,11 @@ class Pages:
                 self._release(row, counts[partner], counts[row])
         counts[a], counts[b] = counts[b], counts[a]
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Gives a row the first `length` positions of another one, in pages of its own."""
+        self.resize(row, length)
+        self.memory[:, :, row, :, :length] = self.memory[:, :, source, :, :length]
+
     def _release(self, row: int, first: int, end: int) -> None:
         """Gives pages `first` to `end` − 1 of a row back to the operating system."""
         if self.map is None:

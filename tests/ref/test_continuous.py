@@ -3,12 +3,14 @@ beside it."""
 
 import random
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ref.engine import continuous
 from ref.engine.continuous import Continuous, ContinuousSampler
 from ref.engine.sampler import Sampler, sample
 from ref.network import Config, KVCache, Transformer
@@ -147,10 +149,18 @@ def test_a_turn_that_ends_with_its_context_is_cut_off(longest):
 
 class Written:
     """Notes, beside an engine, which version read which position of which slot, again and again where contexts are read
-    again."""
+    again, and how many positions were copied from another slot."""
 
     def __init__(self, engine):
-        self.engine, self.reader, inner = engine, {}, engine.ragged.step
+        self.engine, self.reader, self.copied, inner, copy = engine, {}, 0, engine.ragged.step, engine.pages.copy
+
+        def copy_prefix(source, row, length):
+            read = self.reader[engine.slots[source]]
+            self.reader.setdefault(engine.slots[row], {}).update({t: read[t] for t in range(length)})
+            self.copied += length
+            copy(source, row, length)
+
+        engine.pages.copy = copy_prefix
 
         def step(ids, row, position, rows):
             for r, t in zip(row.tolist(), position.tolist(), strict=True):
@@ -181,6 +191,20 @@ def by_hand(rollout, readers, draws, temperature):
 def test_swaps_joins_waits_and_leaves(seed, slots, budget):
     """An engine is driven at random. Every context, finished or taken out, is what its own tokens, draws and weights
     give, one by one."""
+    drive(seed, slots, budget)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 20), st.integers(1, 9))
+@example(0, 4, 3, 1)
+def test_contexts_that_begin_alike_are_what_they_are_alone(seed, slots, budget, shared):
+    """The same, where many contexts begin with the same tokens, and copy what others have read."""
+    with mock.patch.object(continuous, "MIN_SHARED", shared):
+        drive(seed, slots, budget, [[1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4][: 4 + 2 * n] for n in range(5)])
+
+
+def drive(seed, slots, budget, openings=([],)):
+    """Random moves; every context that leaves is compared with its reading by hand. Returns the tokens copied."""
     rng, max_len = random.Random(seed), 30
     engine = Continuous(Sampler(MODELS[0], torch.float64), slots, max_len, budget=budget)
     notes, held, left, over = Written(engine), {}, 0, set()
@@ -191,7 +215,7 @@ def test_swaps_joins_waits_and_leaves(seed, slots, budget):
             draws = torch.rand(
                 max_len, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(2**32))
             )
-            slot = engine.add(talk.prompt, [STOP], draws)
+            slot = engine.add(rng.choice(openings) + talk.prompt, [STOP], draws)
             notes.reader.pop(slot, None)
             held[slot] = talk, draws
         elif move == "step":
@@ -211,6 +235,49 @@ def test_swaps_joins_waits_and_leaves(seed, slots, budget):
             by_hand(engine.remove(slot, False), notes.reader.get(slot, {}), held.pop(slot)[1], 1.0)
         elif move == "load":
             engine.load(MODELS[(engine.sampler.version + 1) % 3], engine.sampler.version + 1)
+    return notes.copied
+
+
+def test_a_group_reads_its_opening_once():
+    """Eight contexts begin with the same 20 tokens, four of them with 10 more, which only those share."""
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 8, 60, budget=100)
+    sizes, opening = read(engine), [1 + n % 8 for n in range(20)]
+    draws = torch.full((60,), 0.5, dtype=torch.float64)
+    for number in range(8):
+        engine.add(opening + ([3] * 10 if number < 4 else []) + [number], [99], draws)
+    engine.step()
+    assert sizes == [31], "the others wait"
+    engine.step()
+    assert sizes[1] == 8 and engine.lengths == [33, *[32] * 3, *[22] * 4]
+
+
+@pytest.mark.parametrize("cache", ["keep", "recompute"])
+def test_nothing_is_copied_from_older_weights(cache):
+    """Neither keys nor experts, whether older contexts go on with what they have or are read again."""
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 3, 60, budget=100)
+    sizes, prompt = read(engine), [1 + n % 8 for n in range(30)]
+    draws = torch.full((60,), 0.5, dtype=torch.float64)
+    engine.add(prompt, [99], draws)
+    engine.step()
+    engine.load(MODELS[1], 1, cache)
+    late = engine.add(prompt, [99], draws)
+    engine.step()
+    assert sizes == [30, (1 if cache == "keep" else 31) + 30]
+    engine.add(prompt, [99], draws)
+    engine.step()
+    assert sizes[2] == 3, "the first context of the present weights is a source"
+    for slot in (late, 2):
+        segment = engine.remove(slot)
+        logits = MODELS[1](segment.tokens[None, :30])
+        assert segment.experts[:30].equal(torch.stack(logits.experts, 1).to(torch.int16))
+        token, logp = sample(logits.logits[:, -1], 1.0, draws[None, 30])
+        assert int(token) == int(segment.tokens[30]) and float(logp) == pytest.approx(float(segment.logp[30]), abs=1e-6)
+
+
+def test_copies_happen():
+    """The property above would hold if nothing were ever copied."""
+    with mock.patch.object(continuous, "MIN_SHARED", 2):
+        assert drive(0, 4, 20, [[1, 2, 3, 4, 5, 6]]) > 20
 
 
 @settings(max_examples=20)
@@ -277,8 +344,8 @@ def test_a_waiting_context_costs_nothing_and_a_prompt_one_step():
 def test_a_budget_bounds_a_step():
     engine = Continuous(Sampler(MODELS[0], torch.float64), 3, 40, budget=5)
     sizes = read(engine)
-    for _ in range(3):
-        engine.add([1] * 20, [99], torch.full((40,), 0.5, dtype=torch.float64))
+    for number in range(3):
+        engine.add([number] * 20, [99], torch.full((40,), 0.5, dtype=torch.float64))
     for _ in range(12):
         engine.step()
     assert max(sizes) <= 3 + 5 and sum(sizes[:8]) >= 8 * 6

@@ -232,8 +232,8 @@ def test_a_context_is_put_back_and_read_again():
 def test_the_newest_is_put_back():
     engine = Continuous(SAMPLER, 3, 2 * SIZE, budget=1000, cache_tokens=3 * SIZE)
     draws = torch.full((2 * SIZE,), 0.5, dtype=torch.float64)
-    for _ in range(3):
-        engine.add([1] * (SIZE - 1), [], draws)
+    for number in range(3):
+        engine.add([number] * (SIZE - 1), [], draws)
     for _ in range(2):
         engine.step()
     assert engine.cached_lengths == [SIZE, SIZE, SIZE]
