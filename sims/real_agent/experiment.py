@@ -81,12 +81,12 @@ class Experiment:
     sft_lr: float = 3e-4
     """Learning rate of Adam in SFT."""
     rl: Settings = Settings(
-        steps=30,
+        steps=24,
         prompts=4,
         rollouts=8,
         lr=3e-5,
         warmup=3,
-        decay=10,
+        decay=8,
         max_len=1024,
         turn_tokens=192,
         budget_tokens=200,
