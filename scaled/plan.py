@@ -2,7 +2,8 @@
 
     weights    every parameter is split over its mesh (experts over ep, then efsdp; all else over all ranks), short
                slices padded
-    state      weight, gradient and the optimiser's two moments (AdamW) of this rank's slices
+    state      weight, gradient and the optimiser's two moments (AdamW) of this rank's slices; with LoRA gradients and
+               moments of the adapters alone
     gathered   the largest set of weights that FSDP gathers at once: a block, the next one while it is prefetched, and
                the root
     sent       bytes of one forward and backward pass, n ranks of a group: all-gather (n − 1) slices, reduce-scatter (n
@@ -14,7 +15,7 @@
                plus what a block sent in the forward pass again, if its activations are recomputed
 
     FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer
-               and row
+               and row; with LoRA 4 · active weights and 6 · weights of adapters
     time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth,
                nothing overlapped
 
@@ -31,11 +32,12 @@ from functools import lru_cache
 
 import torch
 
+from ref.lora import adapters, replace_projections
 from ref.network import Config, Transformer
 from ref.packing import Cost
 from scaled.runtime.mesh import Layout
 
-__all__ = ["HARDWARE", "Hardware", "Step", "plan", "saved", "shapes_of"]
+__all__ = ["HARDWARE", "Hardware", "Step", "adapter_shapes_of", "flops", "plan", "saved", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,15 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
         return {name: tuple(p.shape) for name, p in Transformer(config).named_parameters()}
 
 
+@lru_cache(32)
+def adapter_shapes_of(config: Config, lora: int) -> dict[str, tuple[int, ...]]:
+    """Parameter of an adapter of rank `lora` → its shape."""
+    with torch.device("meta"):
+        model = Transformer(config)
+        replace_projections(model, lora)
+        return {name: tuple(x.shape) for name, x in adapters(model).items()}
+
+
 def slice_numel(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
     """Elements of a rank's slice of a parameter; short slices are padded as in FSDP."""
     return -(-shape[dim] // ranks) * (math.prod(shape) // shape[dim])
@@ -154,32 +165,36 @@ def plan(
     computed: int = 2,
     remake: bool = True,
     crossing: int | None = None,
+    lora: int = 0,
 ) -> Step:
     """One step of `rows` rows of `length` tokens on all ranks together. `storage_bytes` and `computed`: bytes per
     weight in storage and in compute. `remake`: activations of a block are recomputed. `crossing`: expert rows that one
-    rank sends and receives in the forward pass of a layer; default: balanced routing. Raises ValueError for rows or
-    tokens that do not divide evenly."""
+    rank sends and receives in the forward pass of a layer; default: balanced routing. `lora`: rank of adapters, the
+    only parameters that are trained then (`ref/lora.py`); 0: all are. Raises ValueError for rows or tokens that do not
+    divide evenly."""
     if rows % layout.dp or length % (2 * layout.cp if layout.cp > 1 else 1):
         raise ValueError(
             f"rows must be a multiple of dp = {layout.dp} and length of 2 · cp = {2 * layout.cp}; got "
             f"{rows} and {length}"
         )
-    shapes = shapes_of(config)
+    shapes, adapter_shapes = shapes_of(config), adapter_shapes_of(config, lora)
     n, ep, efsdp = layout.world, layout.ep, layout.efsdp
-    num_held = fsdp = 0
+    num_held = num_trained = fsdp = 0
     blocks: dict[str, int] = {}
-    for name, shape in shapes.items():
+    for name, shape in (*shapes.items(), *adapter_shapes.items()):
+        is_trained = not lora or name in adapter_shapes
         block, ranks, dim = ".".join(name.split(".")[:2]) if name.startswith("layers.") else "root", n, 0
         if ep > 1 and name.endswith(("gate_up_proj", "mlp.down_proj")) and len(shape) == 3:
             shape, ranks = (shape[0] // ep, *shape[1:]), efsdp
             dim = 1 if shape[0] % efsdp and shape[1] % efsdp == 0 else 0
         part = slice_numel(shape, ranks, dim)
         num_held += part
+        num_trained += part * is_trained
         # sent: an all-gather or a reduce-scatter over n ranks moves n − 1 slices.
         traffic = (ranks - 1) * part
         # A weight is gathered in the forward pass and, outside the root, again in the backward pass; its gradient is
         # sent once.
-        fsdp += traffic * ((1 if block == "root" else 2) * computed + computed)
+        fsdp += traffic * ((1 if block == "root" else 2) + is_trained) * computed
         blocks[block] = blocks.get(block, 0) + math.prod(shape)
     B, T = rows // layout.dp, length // layout.cp
     D, d, K = config.hidden_size, config.head_dim, config.num_experts_per_tok
@@ -199,24 +214,39 @@ def plan(
     per_block = (
         3 + (3 + 3 if ep > 1 and config.num_experts else 0) + (2 if layout.cp > 1 else 0) + (5 if experts else 0)
     )
-    cost = Cost.of(config)
     return Step(
         parameters=config.parameters(),
         active=config.parameters(active=True),
         parameters_held=num_held,
         weights=num_held * storage_bytes,
-        gradients=num_held * storage_bytes,
-        moments=num_held * 8,
+        gradients=num_trained * storage_bytes,
+        moments=num_trained * 8,
         gathered=(2 * largest + blocks["root"]) * computed if n > 1 else 0,
-        activations=saved(config, B * T, remake, computed, ep, layout.cp),
+        activations=saved(config, B * T, remake, computed, ep, layout.cp)
+        + adapter_bytes(config, lora, B * T, remake, computed),
         fsdp=fsdp,
         attention=attention,
         experts=experts,
         collectives=layers * per_block + 2,
         tokens=B * T,
-        # FLOPs: the backward pass costs two forward passes.
-        flops=3 * (cost.linear * B * T + cost.quadratic * B * length * T),
+        flops=flops(config, B * T, length, False, lora),
     )
+
+
+def flops(config: Config, tokens: int, length: float, remake: bool, lora: int = 0) -> float:
+    """Floating-point operations of a step on so many tokens of documents of `length` tokens: the forward pass (twice
+    with `remake`), and a backward pass that costs two of them: the gradients of what a product multiplies, one each. Of
+    frozen weights there is none."""
+    cost, forwards = Cost.of(config), 2 if remake else 1
+    adapter_linear = 2 * sum(map(math.prod, adapter_shapes_of(config, lora).values()))
+    linear = cost.linear * (forwards + (1 if lora else 2)) + adapter_linear * (forwards + 2)
+    return tokens * (linear + cost.quadratic * length * (forwards + 2))
+
+
+def adapter_bytes(config: Config, lora: int, tokens: int, remake: bool, size: int) -> int:
+    """What adapters add to `saved`: A x, of `lora` values a token, which B's gradient needs."""
+    num_adapters = len(adapter_shapes_of(config, lora)) // 2 if lora else 0
+    return num_adapters // (config.num_hidden_layers if remake else 1) * tokens * lora * size
 
 
 def saved(config: Config, tokens: int, remake: bool, size: int, ep: int = 1, cp: int = 1) -> int:

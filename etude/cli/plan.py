@@ -57,6 +57,10 @@ def plan(
             metavar="RECIPES",
         ),
     ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="With --recipe: one setting; repeatable; overrides the file.", metavar="KEY=VALUE"),
+    ] = None,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -110,6 +114,8 @@ def plan(
         return
     if recipe is None and checkpoint is not None:
         raise RunError("--checkpoint needs --recipe; for one step use --model FOLDER")
+    if recipe is None and sets:
+        raise RunError("--set needs --recipe FILE; one step has options of its own, such as --length")
     if recipe is None and tasks is not None:
         raise RunError("--tasks needs --recipe FILE, such as examples/one-gpu.toml")
     if recipe is not None:
@@ -119,7 +125,7 @@ def plan(
             )
         if checkpoint is not None and "model" in option_names:
             raise RunError("--model and --checkpoint both name the network; leave one of them out")
-        _plan_recipe(recipe, str(checkpoint or model), tasks, gpus, hardware, out)
+        _plan_recipe(recipe, str(checkpoint or model), tasks, sets or [], gpus, hardware, out)
         return
 
     step_plans = planning.plan_steps(model, gpus or [8, 64, 512], cp, ep, length, rows, hardware)
@@ -136,7 +142,13 @@ def plan(
 
 
 def _plan_recipe(
-    recipe: Path, model: str, tasks: Path | None, gpus: list[int] | None, hardware: str, out: Path | None
+    recipe: Path,
+    model: str,
+    tasks: Path | None,
+    sets: list[str],
+    gpus: list[int] | None,
+    hardware: str,
+    out: Path | None,
 ) -> None:
     from etude.plan import packages
     from etude.plan import recipe as prices
@@ -145,7 +157,7 @@ def _plan_recipe(
 
     machine, network = planning.hardware_of(hardware), planning.network_of(model)
     toml = drop_settings(recipe, read_toml(recipe), "the recipe", "study")
-    overrides = [] if tasks is None else [("tasks.recipes", str(tasks))]
+    overrides = [*sets, *([] if tasks is None else [("tasks.recipes", str(tasks))])]
     config = full_settings.settings("recipe", "nccl", toml, overrides)
     folder, advice = Path(model) if Path(model).is_dir() else None, ""
     if config.on_packages or "tasks" in toml:

@@ -58,7 +58,7 @@ from ref import sft
 from ref.cpt import load_tokenizer
 from ref.network import Config
 from ref.rollout import batch_size
-from scaled.plan import Hardware, plan, shapes_of
+from scaled.plan import Hardware, adapter_shapes_of, plan, shapes_of
 from scaled.runtime.mesh import Layout
 
 __all__ = [
@@ -105,6 +105,8 @@ REMEDIES = (
     ("rl.max_len={half}", "cluster.agent_length={half}"),
 )
 """Settings that need less memory, in the order in which they are tried."""
+ADAPTERS = ("sft.lora=16", "rl.lora=16")
+"""Tried where those do not suffice: another learning rate belongs to it."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ def price_sft(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, epis
     packed = math.ceil(episodes.conversations * episodes.tokens / FULLNESS / length)
     steps = max(1, packed // raised) * c.sft.epochs
     micro = min(c.cluster.micro_rows, raised // ranks.dp)
-    memory, seconds = price_training(c, config, ranks, micro, hardware, episodes, drafts=c.has_drafts)
+    memory, seconds = price_training(c, config, ranks, micro, hardware, episodes, c.sft.lora, c.has_drafts)
     micros = -(-raised // (ranks.dp * micro))
     raised_rows = raised if raised != rows else 0
     return make_price(c, "sft", gpus, hardware, steps, raised * length, memory, micros * seconds, raised_rows)
@@ -290,27 +292,30 @@ def price_training(
     rows: int,
     hardware: Hardware,
     episodes: Episodes,
+    lora: int,
     drafts: bool = False,
 ) -> tuple[float, float]:
-    """Peak bytes of a rank that trains on packed episodes, and seconds of a micro-batch of `rows` rows per dp rank."""
+    """Peak bytes of a rank that trains on packed episodes, and seconds of a micro-batch of `rows` rows per dp rank.
+    `lora`: rank of the adapters that it trains, or 0."""
     size, length = 2 if c.training.dtype == "bfloat16" else 4, c.agent_length
     memory, seconds = price_microbatch(
-        c, config, ranks, rows, length, episodes.tokens, hardware, trunk=True, drafts=drafts
+        c, config, ranks, rows, length, episodes.tokens, hardware, trunk=True, drafts=drafts, lora=lora
     )
-    step = plan(config, ranks, rows * ranks.dp, length, computed=size, remake=c.cluster.rematerialise)
+    step = plan(config, ranks, rows * ranks.dp, length, computed=size, remake=c.cluster.rematerialise, lora=lora)
     own = step.tokens * FULLNESS * episodes.own / episodes.tokens
-    largest = max(map(math.prod, shapes_of(config).values())) / ranks.world
+    trained = adapter_shapes_of(config, lora) if lora else shapes_of(config)
+    largest = max(map(math.prod, trained.values())) / ranks.world
     state = step.weights + step.gradients + step.moments
     # norm = √Σ g², each gradient in float64, and its squares
-    return max(memory + head_bytes(config, own, size), state + 2 * 8 * largest), seconds
+    return max(memory + head_bytes(config, own, size, not lora), state + 2 * 8 * largest), seconds
 
 
-def head_bytes(config: Config, own: float, size: int) -> float:
-    """Bytes of the head's backward pass for so many of the agent's tokens: the gradients of its weights, of the hidden
-    states in float32, and of the logits of two slices of the vocabulary, the next before the last is freed. `size`:
-    bytes per value."""
+def head_bytes(config: Config, own: float, size: int, is_trained: bool = True) -> float:
+    """Bytes of the head's backward pass for so many of the agent's tokens: the gradients of its weights if they are
+    trained, of the hidden states in float32, and of the logits of two slices of the vocabulary, the next before the
+    last is freed. `size`: bytes per value."""
     V, D = config.vocab_size, config.hidden_size
-    return V * D * size + own * (4 * D + 2 * -(-V // SLICES) * size)
+    return is_trained * V * D * size + own * (4 * D + 2 * -(-V // SLICES) * size)
 
 
 def price_rl(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, episodes: Episodes) -> Price:
@@ -319,7 +324,7 @@ def price_rl(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, episo
     n, parameters = c.rl.prompts * c.rl.rollouts, config.parameters()
     size = 2 if c.training.sampler_dtype == "bfloat16" else 4
     rows = max(1, math.ceil(n * episodes.tokens / FULLNESS / c.agent_length / ranks.dp))
-    training, micro = price_training(c, config, ranks, c.cluster.micro_rows, hardware, episodes)
+    training, micro = price_training(c, config, ranks, c.cluster.micro_rows, hardware, episodes, c.rl.lora)
     train_seconds = math.ceil(rows / c.cluster.micro_rows) * micro
     resident = parameters * size  # the sampler's weights, always there
     if c.rl.payment.kl:
@@ -327,7 +332,9 @@ def price_rl(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, episo
         resident += 4 * parameters / gpus
     share = -(-n // gpus)
     batch = count_slots(c, share)
-    sampling = sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size) + 3 * 4 * parameters / gpus
+    num_adapted = sum(map(math.prod, adapter_shapes_of(config, c.rl.lora).values()))
+    state = 4 * (parameters + num_adapted) + 8 * (num_adapted or parameters)  # weights and moments
+    sampling = sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size) + state / gpus
     link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth
     gather = 4 * parameters * (gpus - 1) / gpus / link
     decode = math.ceil(share / batch) * decode_seconds(c, config, batch, hardware, episodes)
@@ -390,28 +397,40 @@ def decode_seconds(c: FullRecipe, config: Config, rows: int, hardware: Hardware,
 
 
 def advise(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, episodes: Episodes) -> str:
-    """Where a stage does not fit: which settings make all of them fit, or how many GPUs; empty if all fit."""
+    """Where a stage does not fit: which settings make all of them fit, or how many GPUs, or both if the settings are
+    those of adapters; empty if all fit."""
     if all(price.fits for price in prices(c, network, gpus, hardware, episodes)):
         return ""
-    state = 16 * network.parameters()
+    state, subject = 16 * network.parameters(), "full-parameter training holds"
+    if rank := min(c.sft.lora, c.rl.lora):
+        num_adapted = sum(map(math.prod, adapter_shapes_of(network, rank).values()))
+        state, subject = 4 * network.parameters() + 16 * num_adapted, f"LoRA of rank {rank} holds"
     opening = (
-        f"On {gpus} × {hardware.memory / 1e9:.0f} GB not every stage fits: full-parameter training holds "
-        f"{state / 1e9:.1f} GB of weights, gradients and moments in float32 on all ranks together."
+        f"On {gpus} × {hardware.memory / 1e9:.0f} GB not every stage fits: {subject} {state / 1e9:.1f} GB of weights, "
+        f"gradients and moments in float32 on all ranks together."
     )
+    remedies = []
     for settings, ranks in candidates(c, gpus, episodes):
+        if remedies and ranks == gpus:
+            continue
         try:
             stage_prices = prices(fill(FullRecipe, {}, settings, c), network, ranks, hardware, episodes)
         except RunError:
             continue
         if all(price.fits for price in stage_prices):
             options = [*(f"--set {setting}" for setting in settings), *([f"--nproc {ranks}"] if ranks != gpus else [])]
-            return f"{opening} It fits with {' '.join(options)}."
-    return f"{opening} No setting here makes it fit: choose a smaller checkpoint or GPUs with more memory."
+            remedies.append(" ".join(options))
+            if ranks != gpus or not {*ADAPTERS} <= {*settings}:
+                break
+    if not remedies:
+        return f"{opening} No setting here makes it fit: choose a smaller checkpoint or GPUs with more memory."
+    return f"{opening} It fits with {', or with '.join(remedies)}."
 
 
 def candidates(c: FullRecipe, gpus: int, episodes: Episodes) -> Iterator[tuple[list[str], int]]:
-    """Changes that need less memory, as settings and a number of GPUs: each alone, all settings together, and up to
-    eight times as many GPUs. Contexts are halved only where the episodes still fit, or their lengths are not known."""
+    """Changes that need less memory, as settings and a number of GPUs: each alone, all settings together, adapters
+    alone and with all settings, and up to eight times as many GPUs. Contexts are halved only where the episodes still
+    fit, or their lengths are not known."""
     unit = 2 * c.cluster.rl_cp
     half = c.rl.max_len // 2 // unit * unit
     can_halve = half >= episodes.longest or episodes.longest >= c.rl.max_len
@@ -419,7 +438,10 @@ def candidates(c: FullRecipe, gpus: int, episodes: Episodes) -> Iterator[tuple[l
         [setting.format(half=half) for setting in settings] for settings in REMEDIES[: None if can_halve else -1]
     ]
     yield from ((settings, gpus) for settings in remedies)
-    yield [setting for settings in remedies for setting in settings], gpus
+    together = [setting for settings in remedies for setting in settings]
+    yield together, gpus
+    if not (c.sft.lora or c.rl.lora):
+        yield from (([*ADAPTERS], gpus), ([*together, *ADAPTERS], gpus))
     yield from (([], gpus * factor) for factor in (2, 4, 8))
 
 

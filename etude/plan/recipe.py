@@ -36,7 +36,7 @@ from ref import cpt
 from ref.mtp import MTP
 from ref.network import Config
 from ref.packing import Cost
-from scaled.plan import HARDWARE, Hardware, plan, saved
+from scaled.plan import HARDWARE, Hardware, flops, plan, saved
 from scaled.runtime.mesh import Layout
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def price_supervised(
         hardware,
         trunk=stage != "mtp",
         drafts=stage != "cpt" and c.has_drafts,
+        lora=c.sft.lora if stage == "sft" else 0,
     )
     tokens = raised_rows * length
     if stage == "sft":
@@ -211,25 +212,25 @@ def price_microbatch(
     *,
     trunk: bool,
     drafts: bool,
+    lora: int,
 ) -> tuple[float, float]:
     """Peak bytes of a rank, and seconds of a micro-batch of `rows` rows per dp rank, packed from documents of so many
-    tokens."""
+    tokens. `trunk`: whether the network is trained, or else read. `lora`: rank of its adapters, or 0."""
     size, remake = 2 if c.training.dtype == "bfloat16" else 4, c.cluster.rematerialise
     try:
-        step = plan(config, ranks_layout, rows * ranks_layout.dp, length, computed=size, remake=remake)
+        step = plan(config, ranks_layout, rows * ranks_layout.dp, length, computed=size, remake=remake, lora=lora)
     except ValueError as error:
         raise RunError(str(error)) from None
-    cost = Cost.of(config)
-    forward = step.tokens * (cost.linear + cost.quadratic * document)
-    flops = forward * (4 if remake else 3)
+    computed = flops(config, step.tokens, document, remake, lora)
     memory, seconds = float(step.memory), step.seconds(hardware, ranks_layout)
     network = seconds["network"]
     if not trunk:  # one forward pass, of which nothing is kept
-        flops, network = forward, network / (4 if remake else 3)
+        share = 1 / (4 if remake else 3)
+        computed, network = computed * share, network * share
         memory = step.weights + step.gathered + saved(config, step.tokens, True, size, ranks_layout.ep, ranks_layout.cp)
     if drafts:
         shape, rank_parameters, all_parameters = draft_layers(c, config, ranks_layout.world)
-        flops += flops_of_drafts(config, shape, all_parameters, step.tokens, document)
+        computed += flops_of_drafts(config, shape, all_parameters, step.tokens, document)
         memory += (
             rank_parameters * (4 + 4 + 8)
             + all_parameters * size
@@ -237,7 +238,7 @@ def price_microbatch(
         )
         link = hardware.node_bandwidth if ranks_layout.world <= hardware.node else hardware.network_bandwidth
         network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
-    compute = flops / (hardware.computing_in(c.training.dtype).flops * hardware.efficiency)
+    compute = computed / (hardware.computing_in(c.training.dtype).flops * hardware.efficiency)
     return memory, network + max(compute, 3 * memory / hardware.bandwidth)
 
 
@@ -269,7 +270,16 @@ def price_rl_step(
     size = 2 if c.training.sampler_dtype == "bfloat16" else 4
     rows = max(1, math.ceil(n * lengths.tokens / FULLNESS / length / ranks_layout.dp))
     memory, micro = price_microbatch(
-        c, config, ranks_layout, c.cluster.micro_rows, length, lengths.tokens, hardware, trunk=True, drafts=False
+        c,
+        config,
+        ranks_layout,
+        c.cluster.micro_rows,
+        length,
+        lengths.tokens,
+        hardware,
+        trunk=True,
+        drafts=False,
+        lora=c.rl.lora,
     )
     training = math.ceil(rows / c.cluster.micro_rows) * micro
     link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth

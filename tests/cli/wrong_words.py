@@ -227,7 +227,7 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
                 ("--launches", NAMES),
             ],
         ),
-        (["plan", "--recipe", "table.toml"], [("--checkpoint", read), ("--tasks", read)]),
+        (["plan", "--recipe", "table.toml"], [("--checkpoint", read), ("--tasks", read), wrong_set]),
         (["plan"], [("--tasks", read)]),
         (["results"], [("", (*runs, *read))]),
         (["export-sft", "--out", "sft.jsonl"], [("", (*runs, *read))]),

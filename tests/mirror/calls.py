@@ -467,10 +467,10 @@ def drawn(config, seed):
     return dict(sharding.wholes(network.Transformer(config)))
 
 
-def traffic(config, state, ids):
+def traffic(config, state, ids, lora=0):
     """Activations kept, and made again: what each rank sends in a forward and a backward pass, by collective, and how
-    many rows it dispatched and received, by layer."""
-    model = given(config, state).float()
+    many rows it dispatched and received, by layer. `lora`: rank of adapters, which are trained alone then."""
+    model = with_adapters(config, lora) if lora else given(config, state).float()
     ep, E = current().group("ep"), config.num_experts
     found = []
     for remake in (False, True):
@@ -489,6 +489,15 @@ def traffic(config, state, ids):
     return found
 
 
+def with_adapters(config, lora):
+    """A network whose adapters, of this rank, and frozen weights hold some numbers."""
+    model = network.Transformer(config, lora=lora)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            torch.nn.init.normal_(p.data, std=0.1)
+    return model
+
+
 def held(config):
     """Parameters on each rank."""
     model = network.Transformer(config)
@@ -496,11 +505,11 @@ def held(config):
     return [int(n) for n in gathered(torch.tensor([mine]))]
 
 
-def kept(config, ids, remake, doc=None):
+def kept(config, ids, remake, doc=None, lora=0):
     """Bytes on each rank at the peak of a step: weights, gradients, moments; what autograd keeps from the forward pass;
-    and by how much the process grows during both passes."""
-    model = network.Transformer(config)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    and by how much the process grows during both passes. `lora`: rank of adapters, which are trained alone then."""
+    model = with_adapters(config, lora)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
     seen: dict[int, int] = {}
 
     def pack(x):
@@ -519,7 +528,11 @@ def kept(config, ids, remake, doc=None):
 
     _, more = grown(passes)
     optimizer.step()
-    state = [x for p in model.parameters() for x in (p, p.grad, *(v for v in optimizer.state[p].values() if v.ndim))]
+    state = [
+        x
+        for p in model.parameters()
+        for x in (p, *([p.grad] if p.requires_grad else []), *(v for v in optimizer.state[p].values() if v.ndim))
+    ]
     local = sum((x.to_local() if isinstance(x, DTensor) else x).numel() * 4 for x in state)
     return [tuple(map(int, one)) for one in torch.cat(gathered(torch.tensor([[local, sum(seen.values()), more]])))]
 

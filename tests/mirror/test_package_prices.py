@@ -32,6 +32,7 @@ from ref import rollout as rollouts
 from ref.engine import pages
 from ref.engine.continuous import ContinuousSampler
 from ref.engine.sampler import Sampler
+from ref.lora import count_parameters
 from ref.network import Config, Transformer, fast, save_hf
 from ref.rl import Settings
 from ref.self_summary import Chain
@@ -225,6 +226,22 @@ def test_a_peak_is_that_of_the_phase_that_needs_most():
     assert packages.head_bytes(QWEN, 4096, 4) < 4 * 4096 * QWEN.vocab_size / 2
 
 
+def test_adapters_are_priced():
+    """Gradients and moments of the adapters alone; the sampler holds all weights as before. Weights that are not
+    trained take a third less arithmetic."""
+    whole, planned = of(), of("sft.lora=16", "rl.lora=16")
+    adapters = count_parameters(QWEN, 16)
+    step = plan(QWEN, Layout(), 1, 4096, computed=4, lora=16)
+    assert step.weights + step.gradients + step.moments == 4 * QWEN.parameters() + 16 * adapters
+    own = 4096 * packages.FULLNESS / 4
+    training = step.memory + packages.head_bytes(QWEN, own, 4, is_trained=False)
+    assert planned["sft"].memory == training
+    sampling = packages.sampling_bytes(QWEN, 32, 4096, 400, 2) + step.weights + step.moments
+    assert planned["rl"].memory == 2 * QWEN.parameters() + max(training, sampling)
+    assert 0.7 * whole["sft"].seconds < planned["sft"].seconds < 0.8 * whole["sft"].seconds  # 3 of 4 with rematerialise
+    assert planned["eval"] == whole["eval"]
+
+
 def test_time_is_that_of_steps_tools_and_tests():
     """Rounds of 32 rollouts, each with a step of all layers per token, and a core for each episode's tools."""
     planned, steps = of(), EPISODES.longest - EPISODES.opening
@@ -284,8 +301,11 @@ def test_what_does_not_fit_says_what_helps():
     small, large = HARDWARE["rtx-4090"], HARDWARE["h100"]
     assert packages.advise(config, QWEN, 1, small, EPISODES) == packages.advise(config, LARGE, 1, large, EPISODES) == ""
     told = packages.advise(config, LARGE, 1, small, EPISODES)
-    assert "full-parameter training holds 24.7 GB" in told and told.endswith("It fits with --nproc 2.")
-    assert all(price.fits for price in of(network=LARGE, hardware="rtx-4090", gpus=2).values())
+    adapters = ["sft.lora=16", "rl.lora=16"]
+    assert "full-parameter training holds 24.7 GB" in told
+    assert told.endswith(f"It fits with {' '.join(f'--set {item}' for item in adapters)}, or with --nproc 2.")
+    for sets, gpus in ((adapters, 1), ([], 2)):
+        assert all(price.fits for price in of(*sets, network=LARGE, hardware="rtx-4090", gpus=gpus).values())
     wide = settings(
         "recipe", "nccl", EXAMPLE, ["tasks.recipes=tasks", "cluster.rematerialise=false", "cluster.micro_rows=2"]
     )
@@ -391,8 +411,13 @@ def test_from_the_command_line(checkpoint, recipes, tmp_path, ask):
     assert code == 0 and "GB!" in said and "full-parameter training holds 488.5 GB" in " ".join(said.split())
     (tmp_path / "broken.json").write_text("{}")
     (tmp_path / "empty").mkdir()
+    code, adapted, _ = ask(
+        "plan", "--recipe", example, "--model", "qwen2_5_0_5b", "--set", "sft.lora=16", "--set", "rl.lora=16"
+    )
+    assert code == 0 and re.search(r"sft .* 3\.2 GB", adapted) and re.search(r"eval .* 4\.2 GB", adapted)
     for words, why in (
         (["--tasks", recipes], "--tasks needs --recipe"),
+        (["--set", "rl.lora=16"], "--set needs --recipe"),
         (["--recipe", example, "--model", "tiny", "--tasks", tmp_path / "none"], "does not exist"),
         (["--recipe", example, "--model", "tiny", "--tasks", tmp_path / "empty"], "contains no recipes"),
         (["--recipe", example, "--model", "tiny", "--tasks", tmp_path / "broken.json"], "is not a recipe of tasks"),

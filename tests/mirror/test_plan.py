@@ -84,6 +84,16 @@ def test_bytes_sent(shape, layout):
         assert set(sent) <= {"allgather_base", "reduce_scatter_base", "alltoall_base"}
 
 
+@pytest.mark.parametrize("layout", [dict(dp=2, cp=1, ep=1), dict(dp=2, cp=2, ep=2)], ids=str)
+@pytest.mark.parametrize("shape", ["experts", "dense"])
+def test_bytes_sent_with_adapters(shape, layout):
+    """Frozen weights are gathered, and send no gradients."""
+    config, ids = SHAPES[shape], torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(1))
+    for remake, sent, _ in play(layout, calls.traffic, config, None, ids, 4):
+        found = plan(config, Layout(**layout), 4, 16, computed=4, crossing=0, remake=remake, lora=4)
+        assert sent.get("allgather_base", 0) + sent.get("reduce_scatter_base", 0) == found.fsdp + found.attention
+
+
 @pytest.mark.parametrize("layout", EVERY, ids=NAMES)
 def test_parameters_held(layout):
     config = SHAPES["odd"]
@@ -108,6 +118,21 @@ def test_memory(shape, layout):
         assert state <= found.weights + found.gradients + found.moments <= 1.05 * state
     # Which rank gets how many expert rows is the router's doing, and a network that learnt nothing deals them unevenly:
     # the mean.
+    activations = sum(kept for _, kept, _ in ranks) / len(ranks)
+    assert activations == pytest.approx(found.activations, rel=0.1)
+
+
+@pytest.mark.parametrize("layout", [dict(dp=1, cp=1, ep=1), dict(dp=2, cp=1, ep=1)], ids=str)
+@pytest.mark.parametrize("shape", ["experts", "dense", "wide"])
+def test_memory_with_adapters(shape, layout):
+    """Gradients and moments of the adapters alone, whose inputs autograd keeps as those of all weights."""
+    config = SHAPES[shape]
+    ids = torch.randint(0, 50, (4, 1024), generator=torch.Generator().manual_seed(1))
+    found, whole = (plan(config, Layout(**layout), 4, 1024, computed=4, remake=False, lora=lora) for lora in (4, 0))
+    assert found.moments < whole.moments / 2
+    ranks = play(layout, calls.kept, config, ids, False, None, 4)
+    for state, *_ in ranks:
+        assert state <= found.weights + found.gradients + found.moments <= 1.05 * state
     activations = sum(kept for _, kept, _ in ranks) / len(ranks)
     assert activations == pytest.approx(found.activations, rel=0.1)
 
