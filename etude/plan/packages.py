@@ -34,7 +34,6 @@ from pathlib import Path
 
 import numpy as np
 
-from environments.harness.demonstration_file import record_demonstrations
 from environments.tasks.load import list_recipes, read_recipe
 from etude.plan.recipe import (
     FULLNESS,
@@ -46,12 +45,11 @@ from etude.plan.recipe import (
     price_microbatch,
     price_supervised,
 )
-from kit.process import cores
 from kit.settings import RunError, fill
 from recipe.full.settings import FullRecipe
 from recipe.full.stages import layout, rows_of_step, stages_of
 from recipe.packages.chat_format import choose_template
-from recipe.packages.data import DEMONSTRATIONS
+from recipe.packages.data import DEMONSTRATIONS, record_scripted
 from recipe.packages.evaluation import CHUNK
 from recipe.packages.tasks import LoadedPackage, load_packages, make_schemas, split_packages
 from ref import sft
@@ -218,23 +216,12 @@ def bound_episodes(c: FullRecipe, conversations: int, heldout: int, reason: str)
 def record_sample(c: FullRecipe, training: Sequence[LoadedPackage], path: Path) -> None:
     """Writes the scripted episodes of `SAMPLE` tasks, of as many packages as there are. Raises RunError where no
     sandbox can be opened."""
-    settings = c.tasks
     packages = [training[index * len(training) // SAMPLE] for index in range(min(SAMPLE, len(training)))]
     if len(training) < SAMPLE:
         packages = [*training]
     count = -(-SAMPLE // len(packages))
-    record_demonstrations(
-        path,
-        [(package.package, dict(islice(package.tasks.items(), count))) for package in packages],
-        settings.styles,
-        settings.prompt,
-        cores(),
-        settings.sandbox,
-        tools=settings.tools,
-        system=settings.system,
-        strict=settings.strict,
-        hides_times=True,
-    )
+    samples = [(package.package, dict(islice(package.tasks.items(), count))) for package in packages]
+    record_scripted(path, samples, c.tasks)
 
 
 def measure_contexts(c: FullRecipe, checkpoint: Path, path: Path) -> list[list[tuple[int, int, int]]]:

@@ -9,11 +9,12 @@ The tokenizer's files, with the chat template of the run, lie in RUN/data/tokeni
 with every checkpoint."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from environments.harness.demonstration_file import record_demonstrations
+from environments.harness.demonstration_file import Packages, record_demonstrations
 from environments.tasks.load import list_recipes
 from kit.disk import read_json, read_lines
 from kit.process import cores
@@ -28,7 +29,7 @@ from recipe.small.conversations import ROWS, pack_conversations
 from ref.cpt import load_tokenizer
 from ref.network import Config, release
 
-__all__ = ["add_empty_rows", "conversations_of", "make_card", "pack_rows", "prepare_tasks"]
+__all__ = ["add_empty_rows", "conversations_of", "make_card", "pack_rows", "prepare_tasks", "record_scripted"]
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 DESCRIPTIONS = {
@@ -37,6 +38,31 @@ DESCRIPTIONS = {
 }
 """Checkpoint → the stage that writes it, and its description."""
 LABELS = {"loss": "loss in the last step", "success": "success, tasks of the last step", "reward": "reward there"}
+
+
+def record_scripted(
+    path: Path,
+    packages: Packages,
+    settings: PackageSettings,
+    limit: int | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Writes scripted episodes as SFT of a run reads them (`record_demonstrations`). Raises RunError where no sandbox
+    can be opened."""
+    record_demonstrations(
+        path,
+        packages,
+        settings.styles,
+        settings.prompt,
+        cores(),
+        settings.sandbox,
+        tools=settings.tools,
+        system=settings.system,
+        strict=settings.strict,
+        hides_times=True,
+        limit=limit,
+        progress=progress,
+    )
 
 
 def prepare_tasks(
@@ -89,20 +115,8 @@ def prepare_tasks(
             done += count
             stage.progress(min(done, stage.total))
 
-        record_demonstrations(
-            path,
-            [(package.package, package.tasks) for package in training],
-            settings.styles,
-            settings.prompt,
-            cores(),
-            settings.sandbox,
-            tools=settings.tools,
-            system=settings.system,
-            strict=settings.strict,
-            hides_times=True,
-            limit=settings.demonstrations or None,
-            progress=progress,
-        )
+        packages_of_tasks = [(package.package, package.tasks) for package in training]
+        record_scripted(path, packages_of_tasks, settings, settings.demonstrations or None, progress)
         for row in read_lines(path):
             demonstration_counts[row["style"]] = demonstration_counts.get(row["style"], 0) + 1
         if not demonstration_counts:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kit.disk import hash_file
 from kit.runs import flatten
 from sims.policies import SMOKE
 from tests import forks
@@ -32,3 +33,14 @@ def words(out: Path, checkpoint: Path, *more: object, technique: str = "recipe")
         checkpoint,
     ]
     return [*start, "--corpus", forks.CORPUS, *(word for one in sets for word in ("--set", one)), *more]
+
+
+def hash_results(out):
+    """File of a run on packages → its SHA-256: metrics, checkpoints, episodes, evaluations."""
+    files = (
+        *out.glob("metrics/*.jsonl"),
+        *out.glob("checkpoints/*/*.safetensors"),
+        *out.glob("episodes/*/*.jsonl"),
+        *(out / "stages" / f"{stage}.json" for stage in ("measure", "eval")),
+    )
+    return {str(path.relative_to(out)): hash_file(path) for path in files}

@@ -384,7 +384,7 @@ def test_without_sandboxes_or_tasks_lengths_are_bounds(checkpoint, recipes, monk
         raise RunError("bubblewrap does not work here")
 
     config = settings("recipe", "nccl", EXAMPLE)
-    monkeypatch.setattr(packages, "record_demonstrations", closed)
+    monkeypatch.setattr(packages, "record_scripted", closed)
     bounds = {
         "bubblewrap does not work here": packages.measure_episodes(config, checkpoint, recipes),
         "--tasks": packages.measure_episodes(config, checkpoint, None),

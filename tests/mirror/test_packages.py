@@ -16,7 +16,7 @@ from etude.console.progress_line import Line
 from etude.plan import packages as plan_packages
 from etude.run.settings import settings
 from etude.tasks.build import make_all
-from kit.disk import hash_file, read_lines
+from kit.disk import read_lines
 from kit.settings import RunError, fill
 from recipe.asynchronous.run import Async, Small
 from recipe.full.package_stages import make_package_tasks
@@ -31,6 +31,7 @@ from ref.network.model import config_of
 from scaled.plan import HARDWARE
 from scaled.runtime import launch
 from tests.mirror.async_parts import synchronous
+from tests.mirror.recipes import hash_results
 
 STAGES = ("tasks", "data", "sft", "measure", "rl", "eval")
 SETS = (
@@ -108,17 +109,6 @@ def words(out, start, recipes, *sets):
     return "run", "recipe", *options, "--tasks", recipes, *(word for item in (*SETS, *sets) for word in ("--set", item))
 
 
-def kept(out):
-    """What must not depend on interruptions."""
-    files = (
-        *out.glob("metrics/*.jsonl"),
-        *out.glob("checkpoints/*/*.safetensors"),
-        *out.glob("episodes/*/*.jsonl"),
-        *(out / "stages" / f"{stage}.json" for stage in ("measure", "eval")),
-    )
-    return {str(path.relative_to(out)): hash_file(path) for path in files}
-
-
 @pytest.fixture(scope="module")
 def finished(start, recipes, tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "through"
@@ -155,7 +145,7 @@ def test_every_stage_runs_and_survives_sigkill(start, recipes, finished, tmp_pat
         code, _, error = ask(*words(killed, start, recipes), *(["--resume"] if number else []))
         assert code == 2 and "Continue with" in error and not (killed / "stages" / f"{stage}.json").exists()
     assert ask(*words(killed, start, recipes), "--resume")[0] == 0
-    assert kept(killed) == kept(out) and len(kept(out)) >= len(STAGES) + 2 + 6 + 2
+    assert hash_results(killed) == hash_results(out) and len(hash_results(out)) >= len(STAGES) + 2 + 6 + 2
 
 
 def test_a_stored_tree_earns_its_reward_again(start, recipes, finished, ask, here):

@@ -26,7 +26,7 @@ from sims.base_evaluations import packages
 from sims.cpt_real import experiment as cpt_real
 from sims.cpt_real.experiment import Experiment, concluded, corpus_of, losses, texts
 from tests import elsewhere
-from tests.mirror.recipes import ROOT, words
+from tests.mirror.recipes import ROOT, hash_results, words
 
 SMALL = Experiment(
     budgets=(512, 1024, 2048), rows=2, length=128, windows=5, window=64, seeds=2, resamples=20, dtype="float32"
@@ -231,22 +231,34 @@ def test_the_full_recipe_from_smollm2(tmp_path, ask, here):
 @pytest.mark.real
 def test_rl_on_packages_from_smollm2(tmp_path, ask, here):
     """Tasks of six packages, SFT, three steps of RL, evaluation and report, with a language model whose template knows
-    no tools."""
+    no tools; killed in each stage and resumed, the same bits."""
     start = packages.folder_of("smollm2-135m", os.environ.get("ETUDE_MODELS") or tmp_path)
-    recipes, out = tmp_path / "recipes", tmp_path / "out"
+    recipes, out, killed = (tmp_path / name for name in ("recipes", "out", "killed"))
     specs = (*(f"generated:{number}" for number in range(5)), "generated:heldout:0")
     assert make_all(specs, recipes, 2, 60.0, overwrite=False)
     few = (
         "training.dtype=bfloat16", "cluster.agent_length=1024", "rl.max_len=1024", "rl.turn_tokens=192",
         "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "rl.lr=1e-5", "sft.epochs=2", "sft.rows=4", "sft.adamw_lr=3e-4",
-        "evaluation.tasks=4", "evaluation.samples=1", "evaluation.resamples=100",
+        "evaluation.tasks=4", "evaluation.samples=1", "evaluation.resamples=100", "cluster.checkpoint_every=1",
         "tasks.demonstrations=32", "tasks.styles=direct", "tasks.tools=read,edit,shell,finish", "tasks.turns=6",
+        "tasks.threads=false",
     )  # fmt: skip
     options = ("--scale", "full", "--backend", "gloo", "--nproc", "2", "--config", ROOT / "examples" / "one-gpu.toml")
-    sets = (word for item in few for word in ("--set", item))
-    code, said, error = ask("run", "recipe", *options, "--out", out, "--checkpoint", start, "--tasks", recipes, *sets)
+    sets = [word for item in few for word in ("--set", item)]
+
+    def run(out, *more):
+        return ask("run", "recipe", *options, "--out", out, "--checkpoint", start, "--tasks", recipes, *sets, *more)
+
+    code, said, error = run(out)
     assert code == 0 and f"report: {out / 'report.html'}" in said, error
     assert "chat format: the default one" in said
     result = json.loads((out / "report.json").read_text())["stages"]["eval"]
     assert result["checkpoint"]["valid_calls"]["value"] == 0 and result["before"]["valid_calls"]["value"] > 0.5
     assert len(list((out / "episodes").glob("*/*.jsonl"))) == 3 * 4
+    stages = ("sft", "measure", "rl", "eval")
+    here += stages
+    for number, stage in enumerate(stages):
+        code, _, error = run(killed, *(["--resume"] if number else []))
+        assert code == 2 and "Continue with" in error and not (killed / "stages" / f"{stage}.json").exists()
+    assert run(killed, "--resume")[0] == 0
+    assert hash_results(killed) == hash_results(out)
