@@ -345,7 +345,8 @@ def price_evaluation(
     # is still there.
     loading = parameters * (trained + max(trained, 4 / gpus) + (size if moments > 1 else 0))
     loading += size * max(map(math.prod, shapes_of(config).values()))  # each copied weight is rounded by itself
-    batches = -(-tasks // chunk) * (math.ceil(requested / batch) + 1)
+    greedy_batches = math.ceil(tasks / count_slots(c, CHUNK))
+    batches = -(-tasks // chunk) * math.ceil(requested / batch) + greedy_batches
     total = moments * episodes.heldout * (samples + 1)
     seconds = moments * batches * decode_seconds(c, config, batch, hardware, episodes)
     seconds += total * TOOL_SECONDS / (CORES * gpus)

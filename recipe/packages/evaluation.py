@@ -67,20 +67,18 @@ def evaluate_policy(
     chat_format = tasks.chat_format
     assert isinstance(chat_format, TemplateFormat)
     sampled, greedy, done = list[Rollout](), list[Rollout](), 0
-    size = max(1, CHUNK // samples)
-    for number in range(0, len(selected), size):
-        part = selected[number : number + size]
-        for count, degree, collected in ((samples, temperature, sampled), (1, 0.0, greedy)):
-            generator = torch.Generator().manual_seed(seed) if degree else None
+    for count, degree, collected in ((samples, temperature, sampled), (1, 0.0, greedy)):
+        size = max(1, CHUNK // count)
+        for first in range(0, len(selected), size):
             rollouts = sample_rollouts(
                 sampler,
                 tasks.environment,
-                part,
+                selected[first : first + size],
                 count,
                 chat_format,
                 limits,
                 degree,
-                generator,
+                torch.Generator().manual_seed(seed) if degree else None,
                 threads=tasks.is_slow,
                 on_step=partial(progress, done),
             )

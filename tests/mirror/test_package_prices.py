@@ -250,9 +250,9 @@ def test_time_is_that_of_steps_tools_and_tests():
     assert planned["rl"].seconds / 60 > 2 * layers + tools
     faster = of("rl.prompts=4")["rl"]  # one round
     assert planned["rl"].seconds / 60 == pytest.approx(2 * faster.seconds / 60, rel=0.1)
-    # 40 tasks, 8 at a time: 4 samples and a greedy rollout of each.
+    # 40 tasks: 4 samples of 8 at a time, and a greedy rollout of 32 at a time.
     for stage, moments in (("measure", 2), ("eval", 1)):
-        seconds = moments * (5 * 2 * layers + 40 * 5 * packages.TOOL_SECONDS / packages.CORES)
+        seconds = moments * ((5 + 2) * layers + 40 * 5 * packages.TOOL_SECONDS / packages.CORES)
         assert seconds < planned[stage].seconds < 1.2 * seconds
     assert planned["sft"].steps == 3 * int(-(-800 * 1000 // (packages.FULLNESS * 4096)) // 8)
 
