@@ -16,8 +16,9 @@
 
     FLOPs      6 · active weights per token, plus causal attention's two products 6 · T² · heads · head_dim per layer
                and row; with LoRA 4 · active weights and 6 · weights of adapters
-    time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + α · collectives + bytes / link bandwidth,
-               nothing overlapped
+    eager      what the operations between products read and write, each of them a kernel
+    time       max(FLOPs / (peak · efficiency), HBM bytes / bandwidth) + eager bytes / bandwidth + α · collectives +
+               bytes / link bandwidth, nothing overlapped
 
 Weights, state and bytes sent are exact counts: they equal what torch.distributed moves and what ranks hold. Activations
 are within a tenth of what autograd keeps (`tests/mirror/test_plan.py` measures all of these). FLOPs are the usual
@@ -37,7 +38,7 @@ from ref.network import Config, Transformer
 from ref.packing import Cost
 from scaled.runtime.mesh import Layout
 
-__all__ = ["HARDWARE", "Hardware", "Step", "adapter_shapes_of", "flops", "plan", "saved", "shapes_of"]
+__all__ = ["HARDWARE", "Hardware", "Step", "adapter_shapes_of", "eager_bytes", "flops", "plan", "saved", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class Step:
     """Tokens of this rank."""
     flops: float
     """Floating-point operations, forward and backward."""
+    eager: float
+    """Bytes that the operations between products read and write, each as a kernel of its own."""
 
     @property
     def memory(self) -> int:
@@ -120,7 +123,8 @@ class Step:
         return self.weights + self.gradients + self.moments + self.gathered + self.activations
 
     def seconds(self, hardware: Hardware, layout: Layout) -> dict[str, float]:
-        """Seconds for each part of a step on this hardware, without overlap: compute, memory, network."""
+        """Seconds for each part of a step on this hardware, without overlap: compute, memory, network, and eager: the
+        operations between products."""
         crosses_nodes = layout.world > hardware.node
         link = hardware.network_bandwidth if crosses_nodes else hardware.node_bandwidth
         expert_link = hardware.node_bandwidth if layout.ep <= hardware.node else hardware.network_bandwidth
@@ -131,6 +135,7 @@ class Step:
             "network": self.fsdp / link
             + (self.attention + self.experts) / expert_link
             + self.collectives * hardware.latency,
+            "eager": self.eager / hardware.bandwidth,
         }
 
 
@@ -230,6 +235,7 @@ def plan(
         collectives=layers * per_block + 2,
         tokens=B * T,
         flops=flops(config, B * T, length, False, lora),
+        eager=eager_bytes(config, B * T, remake, computed),
     )
 
 
@@ -241,6 +247,34 @@ def flops(config: Config, tokens: int, length: float, remake: bool, lora: int = 
     adapter_linear = 2 * sum(map(math.prod, adapter_shapes_of(config, lora).values()))
     linear = cost.linear * (forwards + (1 if lora else 2)) + adapter_linear * (forwards + 2)
     return tokens * (linear + cost.quadratic * length * (forwards + 2))
+
+
+def eager_bytes(config: Config, tokens: int, remake: bool, size: int) -> float:
+    """Bytes that the operations between products read and write: norms, rotary embedding, residuals, gates, and moving
+    the rows of experts. `EAGER` has their factors. Attention, products, the head and the loss are not included."""
+    K, I = config.num_experts_per_tok, config.moe_intermediate_size
+    widths = {
+        "hidden": config.hidden_size,
+        "heads": (config.num_attention_heads + config.num_key_value_heads) * config.head_dim,
+        "dense": 0 if config.num_experts else config.intermediate_size,
+        "rows": K * config.hidden_size if config.num_experts else 0,
+        "experts": K * I if config.num_experts else 0,
+        "scores": config.num_experts,
+    }
+    forward, backward = (sum(EAGER[name][way] * width for name, width in widths.items()) for way in (0, 1))
+    return config.num_hidden_layers * tokens * ((2 if remake else 1) * forward + backward) * size / 2
+
+
+EAGER = {
+    "hidden": (34.0, 68.0),
+    "heads": (34.5, 47.5),
+    "dense": (10.0, 18.0),
+    "rows": (5.2, 17.5),
+    "experts": (9.1, 13.2),
+    "scores": (29.0, 11.0),
+}
+"""Width of a layer → bytes per value of it, forward and backward, in bfloat16: a fit to what the reference's blocks read
+and write on a CPU, which a test counts again. Kernels that fuse operations read and write less."""
 
 
 def adapter_bytes(config: Config, lora: int, tokens: int, remake: bool, size: int) -> int:

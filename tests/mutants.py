@@ -655,6 +655,15 @@ MUTANTS: list[Mutant] = [
         ),
         ("self.sampled[slot], self.logp[slot], self.versions[slot] = False, 0.0, -1", "pass"),
         ("self.pages.exchange(front, self.cached_lengths[a],", "self.pages.exchange(front, 0,"),
+        (
+            "length = min(self.lengths[slot], self.max_len - 1) - 1",
+            "length = min(self.lengths[slot], self.max_len - 1)",
+        ),
+        ("or self.first_loads[other] == self.loads", "or True"),
+        ("available = min(num_shared, self.cached_lengths[source])", "available = num_shared"),
+        ("is_read[slot] = False", "pass"),
+        ("self.experts[slot, known:length] = self.experts[source, known:length]", "pass"),
+        ("self.pages.copy(self.slots.index(source), self.slots.index(slot), length)", "pass"),
     ),
     *of(
         "engine/pages",

@@ -68,6 +68,9 @@ def plan(
             help="Launches of quantised products and experts: bytes, FLOPs, lower bounds of the time on four GPUs.",
         ),
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="The plan's tokens per second beside those of published runs.")
+    ] = False,
     launches: Annotated[
         str | None,
         typer.Option(
@@ -103,6 +106,18 @@ def plan(
         if out is not None:
             kernel_costs.write(out)
             print(f"plan: {out / 'kernels-plan.json'}")
+        return
+    if published:
+        if conflicts := sorted(option_names - {"published", "out"}):
+            raise RunError(
+                f"--{conflicts[0]} does not apply to --published, whose runs are fixed; leave one of the two out"
+            )
+        from etude.plan import published as published_runs
+
+        published_runs.show()
+        if out is not None:
+            published_runs.write(out)
+            print(f"plan: {out / 'published-plan.json'}")
         return
     if launches is not None:
         if conflicts := sorted(option_names - {"launches", "model", "length", "rows"}):

@@ -88,11 +88,12 @@ ASSUMPTIONS = (
     "sampled together, logits of the sampler, the head's gradients as the Triton kernel makes them, the norm of "
     "gradients; tests compare them with what a CPU rank allocates. Activations within a tenth. {lengths} Measured "
     "elsewhere: {layer:.2g} ms of launches per layer and decoding step (an H200, layers of experts), {tools:.2g} "
-    "s of a core for tools and grading per episode, here on {cores} cores per GPU, a guess. Assumed: peak, for "
-    "{dtype} training {peak:.3g} TFLOP/s, bandwidth and links from data sheets; nothing overlaps; episodes are as "
-    "long as those, and packed rows {fullness:.0%} full. Guessed: {efficiency:.0%} of peak for matrix products, "
-    "{latency:.0f} µs per collective, {price:g} dollars per GPU hour. No stage was timed on a GPU. Not included: "
-    "making tasks and scripted episodes, reading and writing checkpoints, the CUDA context."
+    "s of a core for tools and grading per episode, here on {cores} cores per GPU, a guess. "
+    "Assumed: peak, for {dtype} training {peak:.3g} TFLOP/s, bandwidth and links from data sheets; nothing overlaps; "
+    "operations between products are kernels of their own; episodes are as long as those, and packed rows "
+    "{fullness:.0%} full. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, {price:g} dollars per GPU "
+    "hour. No stage was timed on a GPU. Not included: making tasks and scripted episodes, reading and writing "
+    "checkpoints, the CUDA context."
 )
 REMEDIES = (
     ("cluster.micro_rows=1",),

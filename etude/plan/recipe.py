@@ -67,7 +67,8 @@ BYTES_PER_TOKEN = 3.5
 ASSUMPTIONS = (
     "Counted: parameters, state and bytes sent, which tests compare with measurements on CPU ranks; "
     "activations within a tenth. Measured: {tokens}. "
-    "Assumed: peak, bandwidth and links from data sheets; nothing overlaps; routing is balanced; "
+    "Assumed: peak, bandwidth and links from data sheets; nothing overlaps; operations between products are kernels of "
+    "their own; routing is balanced; "
     "pretraining's documents fill their rows; "
     "conversations are as long as demonstrations, and their rows {fullness:.0%} full; each rank "
     "samples alone with all weights in {sampler}. "
@@ -223,10 +224,10 @@ def price_microbatch(
         raise RunError(str(error)) from None
     computed = flops(config, step.tokens, document, remake, lora)
     memory, seconds = float(step.memory), step.seconds(hardware, ranks_layout)
-    network = seconds["network"]
+    network, eager = seconds["network"], seconds["eager"]
     if not trunk:  # one forward pass, of which nothing is kept
         share = 1 / (4 if remake else 3)
-        computed, network = computed * share, network * share
+        computed, network, eager = computed * share, network * share, eager * share
         memory = step.weights + step.gathered + saved(config, step.tokens, True, size, ranks_layout.ep, ranks_layout.cp)
     if drafts:
         shape, rank_parameters, all_parameters = draft_layers(c, config, ranks_layout.world)
@@ -239,7 +240,7 @@ def price_microbatch(
         link = hardware.node_bandwidth if ranks_layout.world <= hardware.node else hardware.network_bandwidth
         network += 2 * (ranks_layout.world - 1) * rank_parameters * size / link
     compute = computed / (hardware.computing_in(c.training.dtype).flops * hardware.efficiency)
-    return memory, network + max(compute, 3 * memory / hardware.bandwidth)
+    return memory, network + max(compute, 3 * memory / hardware.bandwidth) + eager
 
 
 def draft_layers(c: FullRecipe, config: Config, ranks: int) -> tuple[Config, float, int]:

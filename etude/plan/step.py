@@ -35,7 +35,8 @@ ASSUMPTIONS = (
     "pass), bytes sent. FLOPs: 6 per active weight and token, plus causal attention; recomputation "
     "counts in the time but not in the FLOPs. "
     "Assumed: weights, gradients and moments stored in float32, compute in bfloat16; balanced routing; "
-    "no overlap; peak, bandwidth and "
+    "no overlap; operations between products are "
+    "kernels of their own, whose bytes are within a tenth of those counted on a CPU; peak, bandwidth and "
     "links from data sheets. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs "
     "per collective, {price:g} dollars per "
     "GPU hour. The memory does not include the head, the loss or the allocator's rounding."
@@ -112,7 +113,7 @@ def plan_steps(model: str, gpus: list[int], cp: int, ep: int, length: int, rows:
             raise RunError(str(error)) from None
         seconds = step.seconds(machine, layout)
         seconds["compute"] *= 4 / 3  # one extra forward pass: blocks are recomputed
-        total = seconds["network"] + max(seconds["compute"], seconds["memory"])
+        total = seconds["network"] + max(seconds["compute"], seconds["memory"]) + seconds["eager"]
         tokens = step.tokens * n
         records.append(
             {
@@ -183,7 +184,12 @@ def show(plans: list[dict], model: str, hardware: str, console: Console | None =
     ):
         sizes(name, key)
     sizes("FLOPs", "flops", "", 0)
-    for name, key in (("compute", "compute"), ("memory traffic", "memory"), ("network", "network")):
+    for name, key in (
+        ("compute", "compute"),
+        ("memory traffic", "memory"),
+        ("between products", "eager"),
+        ("network", "network"),
+    ):
         row(f"time, {name}", cells([plan["seconds"][key] for plan in plans], "s"))
     sizes("step", "step_seconds", "s")
     row("tokens/s, all ranks", [f"{plan['tokens_per_second']:,.0f}" for plan in plans])
@@ -284,6 +290,7 @@ def picture(plans: list[dict], path: Path) -> None:
         right,
         {
             "compute": [max(plan["seconds"]["compute"], plan["seconds"]["memory"]) / second for plan in plans],
+            "between products": [plan["seconds"]["eager"] / second for plan in plans],
             "network": [plan["seconds"]["network"] / second for plan in plans],
         },
     )

@@ -54,6 +54,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "plan-output": tables.plan_output,
     "recipe-plan-output": tables.recipe_plan_output,
     "packages-plan-output": tables.packages_plan_output,
+    "published-plan-output": tables.published_plan_output,
     "kernels-plan-output": tables.kernels_plan_output,
     "plan": tables.plan,
 }

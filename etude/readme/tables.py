@@ -336,6 +336,18 @@ def packages_plan_output() -> str:
     return "\n".join(["```", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
 
 
+def published_plan_output() -> str:
+    """What `etude plan --published` prints."""
+    from rich.console import Console
+
+    from etude.plan import published
+
+    text = io.StringIO()
+    print("$ etude plan --published", file=text)
+    published.show(Console(file=text, width=80, color_system=None))
+    return "\n".join(["```", *(line.rstrip() for line in text.getvalue().rstrip().split("\n")), "```"])
+
+
 def kernels_plan_output() -> str:
     """What `etude plan --kernels` prints."""
     from rich.console import Console

@@ -1,10 +1,17 @@
 """The plan's counts against what ranks really hold and really send."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ref.network import Config, Transformer
-from scaled.plan import HARDWARE, plan
+from etude.plan import published
+from ref.network import Config, Transformer, fast
+from ref.network.model import rope_table
+from scaled.plan import HARDWARE, eager_bytes, plan
 from scaled.runtime.mesh import Layout
 from tests.mirror import calls
 from tests.mirror.layouts import EVERY, NAMES, play
@@ -164,6 +171,71 @@ def test_a_packed_row_of_131072_tokens():
     for _, kept, grown in play(layout, calls.kept, config, ids, False, packed(length, 4096)):
         assert kept == pytest.approx(found.activations, rel=0.1)
         assert grown < 2 * found.activations  # with what the backward pass works in, which the plan does not count
+
+
+class BetweenProducts(TorchDispatchMode):
+    """Counts the bytes that operations other than products and attention read and write; views move none."""
+
+    PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_dot_product", "linear")
+    NOTHING_MOVED = ("empty", "new_empty", "empty_like", "arange", "_local_scalar_dense", "detach", "lift_fresh")
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out, name = func(*args, **(kwargs or {})), func._schema.name.split("::")[1]
+        inputs, outputs = (
+            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in ((args, kwargs), out)
+        )
+        held = {x.untyped_storage().data_ptr() for x in inputs}
+        is_view = not name.endswith("_") and all(x.untyped_storage().data_ptr() in held for x in outputs)
+        if not is_view and not name.startswith(self.PRODUCTS) and name not in self.NOTHING_MOVED:
+            self.bytes += sum(x.numel() * x.element_size() for x in (*inputs, *outputs) if 0 not in x.stride())
+        return out
+
+
+def between_products(config: Config, tokens: int) -> int:
+    torch.manual_seed(0)
+    block = fast.Transformer(config).bfloat16().layers[0]
+    x = torch.randn(1, tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    rope = rope_table(config, torch.arange(tokens), torch.bfloat16)
+    block(x, rope)[0].sum().backward()  # the first gradients of weights are allocated, the next ones added
+    with BetweenProducts() as counted:
+        y = block(x, rope)[0]
+        torch.autograd.backward([y], [torch.ones_like(y)])
+    return counted.bytes
+
+
+@pytest.mark.parametrize(
+    "widths",
+    [
+        dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, head_dim=32, num_experts=16,
+             num_experts_per_tok=4, moe_intermediate_size=128),
+        dict(hidden_size=192, num_attention_heads=4, num_key_value_heads=4, head_dim=64, num_experts=32,
+             num_experts_per_tok=2, moe_intermediate_size=64),
+        dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=0,
+             intermediate_size=768),
+    ],
+    ids=["experts", "few-experts", "dense"],
+)  # fmt: skip
+def test_bytes_between_products(widths, monkeypatch):
+    """Of two lengths, whose difference is that of the tokens: what a layer's weights take is in both."""
+    monkeypatch.setattr(fast, "EXPLICIT_ATTENTION", 0)
+    config = Config.tiny(64, num_hidden_layers=1, **widths)
+    counted = (between_products(config, 512) - between_products(config, 256)) / 256
+    assert eager_bytes(config, 1, False, 2) == pytest.approx(counted, rel=0.1)
+    once, again = (eager_bytes(config, 1, remake, 2) for remake in (False, True))
+    assert 1.25 * once < again < 1.45 * once  # the forward pass is about a third
+
+
+def test_published_runs_are_planned_within_their_factor():
+    """And the committed table is that of this code."""
+    rows = published.compare()
+    assert len(rows) >= 5 and all(1 / published.FACTOR <= row["ratio"] <= published.FACTOR for row in rows)
+    assert all(0.6 * row["planned"] < row["eager"] < row["planned"] for row in rows)
+    stored = json.loads((Path(__file__).resolve().parents[2] / "results" / "published-plan.json").read_text())
+    assert stored == json.loads(json.dumps(rows))
 
 
 def test_the_real_network():
