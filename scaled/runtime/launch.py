@@ -1,7 +1,7 @@
 """Starting and watching ranks: torchrun with one process per rank, restarts if one dies, and a diagnosis that names a
 hanging rank.
 
-    start(arguments, nproc)      from a shell: torchrun with this program inside, on this machine
+    start(arguments, nproc)      from a shell: torchrun with this program inside, on this machine or on several (`Node`)
     worker()                     whether this process is one of torchrun's
     world(backend)               inside: the process group, NCCL on GPUs or gloo on CPUs, and this rank's device
     share_cores(rank)            inside, on CPUs: ranks that wait for each other do not preempt each other
@@ -10,7 +10,8 @@ hanging rank.
     stay_alive(), meet()         within a step of unequal length, such as sampling with slow tools: this rank works;
                                  wait here for ranks that still do
 
-On a cluster, the scheduler starts torchrun on every node, with the same program inside; `start` is for one node.
+On several machines, each calls `start` as a `Node`: node 0 holds the store where all agents of torchrun meet. After a
+failure on any of them, all agents start their ranks again.
 
 A rank that hangs makes all others wait in a collective, and from there nobody can tell which one it is. So each rank
 has a thread that watches its main thread. If no step has ended for longer than `timeout`, it writes to a file,
@@ -22,12 +23,14 @@ that has answered reports this, and all exit, so torchrun restarts the group fro
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,18 +40,67 @@ import torch.distributed as dist
 from kit.disk import read_json
 from scaled.runtime.mesh import current
 
-__all__ = ["Watchdog", "meet", "share_cores", "start", "stay_alive", "worker", "world"]
+__all__ = ["Node", "Watchdog", "meet", "share_cores", "start", "stay_alive", "worker", "world"]
 
 
-def start(module: str, arguments: Sequence[str], nproc: int, restarts: int) -> int:
+@dataclass(frozen=True)
+class Node:
+    """This machine among those of a run."""
+
+    count: int
+    """Number of machines."""
+    number: int
+    """Of this machine, from 0."""
+    host: str
+    """Name or address of machine 0."""
+    port: int
+    """A port of it, where the agents of all machines meet."""
+
+    def options(self, run: str) -> list[str]:
+        """How torchrun's agent here meets those of the other machines of the run."""
+        return [
+            "--nnodes",
+            str(self.count),
+            "--node-rank",
+            str(self.number),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"{self.host}:{self.port}",
+            "--rdzv-id",
+            run,
+            # torchrun would compare the name with its own, and a machine may have several.
+            "--rdzv-conf",
+            f"is_host={self.number == 0}",
+        ]
+
+    def wait(self) -> None:
+        """Returns once machine 0 has started its agent: it may prepare data for hours before, and an agent waits for a
+        minute."""
+        is_reported = False
+        while True:
+            try:
+                with socket.create_connection((self.host.strip("[]"), self.port), timeout=5.0):
+                    return
+            except OSError:
+                if not is_reported:
+                    print(f"waiting for node 0 at {self.host}:{self.port}", flush=True)
+                is_reported = True
+                time.sleep(1.0)
+
+
+def start(module: str, arguments: Sequence[str], nproc: int, restarts: int, node: Node | None = None) -> int:
     """Runs `python -m module arguments` as nproc ranks on this machine; returns the exit code of torchrun. If one rank
-    dies, the group is restarted up to `restarts` times; if this process dies, all ranks end."""
+    dies, the group is restarted up to `restarts` times; if this process dies, all ranks end. `node`: with those of
+    other machines, whose first argument has the same last part."""
+    if node is not None and node.number:
+        node.wait()
     command = [
         sys.executable,
         "-m",
         "scaled.runtime.launch",
         str(os.getpid()),
-        "--standalone",
+        *(["--standalone"] if node is None else node.options(Path(arguments[0]).name)),
         "--nproc-per-node",
         str(nproc),
         "--max-restarts",
@@ -108,8 +160,10 @@ def world(backend: str, timeout: float) -> Iterator[int]:
         share_cores(int(os.environ["LOCAL_RANK"]))
     threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
-    # torchrun keeps its store across restarts, with the addresses of the dead ranks.
-    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # On one machine the agent keeps its store across restarts, with the addresses of the dead ranks. On several each
+    # attempt has a store of its own (`agent`): their agents count restarts each for itself (pytorch #108158).
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=3 * timeout), device_id=device
     )
@@ -258,12 +312,26 @@ def meet() -> None:
         Watchdog.active.meet()
 
 
-if __name__ == "__main__":
+def agent(parent: int, arguments: Sequence[str]) -> int:
+    """This process as torchrun, with torchrun's arguments, as long as the process `parent` lives. Returns the exit
+    code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import main
 
-    threading.Thread(target=exit_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    if "--standalone" not in arguments:
+        # Otherwise the agents share one store for all attempts, and remember where it was when its machine is gone.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     try:
-        main(sys.argv[2:])
+        main(arguments)
     except ChildFailedError:
-        sys.exit(1)  # the rank has already printed the reason
+        return 1  # the rank has already printed the reason
+    except RendezvousError as error:  # another machine has given up, or never came
+        print(f"error: the machines of this run no longer meet ({type(error).__name__})", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(agent(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,56 @@
+"""What tests of several machines run: torchrun's agent, and a rank of it that does next to nothing."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["FINAL", "STEPS", "agent"]
+
+STEPS = 40
+FINAL = sum(step * 3 for step in range(1, STEPS + 1))
+"""What two ranks add up to, rank 0 the step and rank 1 twice the step."""
+
+
+def agent(node: int, port: int, folder: Path) -> None:
+    """One of two machines, with one rank."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    from scaled.runtime import launch
+
+    # Seconds between two signs of life, and how many may be missing: by default 5 and 3.
+    DynamicRendezvousHandler.from_backend.__func__.__defaults__ = (None, None, 1, 2)
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PET_LOCAL_ADDR="127.0.0.1")
+    words = (
+        f"--nnodes 2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} "
+        f"--rdzv-id run --rdzv-conf is_host={node == 0} -m {__name__}"
+    )
+    sys.exit(launch.agent(os.getppid(), [*words.split(), str(node), str(folder)]))
+
+
+def rank(node: str, folder: Path) -> None:
+    """Adds up a number on all ranks, step by step, from the last number that rank 0 has written."""
+    import torch
+    import torch.distributed as dist
+
+    from kit.disk import atomic_write
+    from scaled.runtime import launch
+
+    with launch.world("gloo", 20.0) as me:
+        (folder / f"{node}.pid").write_text(str(os.getpid()))
+        state = folder / "state"
+        step, number = map(int, state.read_text().split()) if state.exists() else (0, 0)
+        dist.barrier()
+        while step < STEPS:
+            step += 1
+            sent = torch.tensor(step * (me + 1))
+            dist.all_reduce(sent)
+            number += int(sent)
+            if me == 0:
+                atomic_write(state, f"{step} {number}")
+            time.sleep(0.05)
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    rank(sys.argv[1], Path(sys.argv[2]))
