@@ -17,7 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-__all__ = ["LARGEST", "LARGEST_INTEGER", "Interrupted", "RunError", "describe", "fill", "parse_number", "quote"]
+__all__ = [
+    "LARGEST",
+    "LARGEST_INTEGER",
+    "Interrupted",
+    "Preempted",
+    "RunError",
+    "describe",
+    "fill",
+    "parse_number",
+    "quote",
+]
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,7 +49,15 @@ class RunError(Exception):
 
 
 class Interrupted(Exception):
-    """The user stopped a run; the message says how to continue. The command line exits with code 130."""
+    """The user stopped a run; the message says how to continue. The command line exits with the code."""
+
+    code = 130
+
+
+class Preempted(Interrupted):
+    """A scheduler stopped a run, by SIGTERM or SIGUSR1, and may start it again."""
+
+    code = 75  # EX_TEMPFAIL of sysexits.h: to be tried again later
 
 
 def fill(cls: type[T], toml: dict | None, sets: Iterable[str | tuple[str, Any]] = (), base: T | None = None) -> T:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,7 +25,7 @@ from torch import nn
 
 from kit.disk import atomic_write, read_lines
 from scaled.network import checkpoint
-from scaled.runtime import sharding
+from scaled.runtime import preemption, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import computing
@@ -153,8 +154,21 @@ def optimise(
     if rank == 0:
         keep_lines(metrics_file, first_step)
     last_lines = read_lines(metrics_file)[-1:] if rank == 0 else []
+    saved_step = first_step
+
+    def save(step: int) -> None:
+        nonlocal saved_step
+        if step > saved_step:
+            checkpoints.save(step, checkpoint.state(model, optimizers))
+            saved_step = step
+
+    def save_and_finish(step: int) -> None:
+        save(step)
+        checkpoints.finish()
+
     with Watchdog(folder / "ranks", c.timeout) as watch:
         for step in range(first_step, steps):
+            preemption.check(partial(save_and_finish, step))
             factor = c.schedule.rate(step)
             for optimizer, rates in zip(optimizers, base, strict=True):
                 for group, lr in zip(optimizer.param_groups, rates, strict=True):
@@ -172,7 +186,7 @@ def optimise(
                     file.write(json.dumps({"step": step + 1, **step_metrics}) + "\n")
                 log(step + 1, steps, **step_metrics)
             if (step + 1) % c.checkpoint_every == 0 or step + 1 == steps:
-                checkpoints.save(step + 1, checkpoint.state(model, optimizers))
+                save(step + 1)
             watch.beat(step + 1)
         checkpoints.finish()
     return step_metrics or {

@@ -187,7 +187,7 @@ def main() -> None:
 
         if isinstance(error, Interrupted):
             print(error, file=sys.stderr)
-            sys.exit(130)
+            sys.exit(error.code)
         if path_error := _describe_path_error(error):
             error = RunError(path_error)
         if isinstance(error, ModuleNotFoundError) and error.name and not _is_project_module(error.name):

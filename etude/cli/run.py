@@ -39,6 +39,10 @@ def run_technique(
     ] = "small",
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/TECHNIQUE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    resume_or_begin: Annotated[
+        bool,
+        typer.Option("--resume-or-begin", help="Continue the run in the output folder, or begin it if there is none."),
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings.", readable=False, metavar="FILE")
     ] = None,
@@ -98,7 +102,33 @@ def run_technique(
     nproc: Annotated[
         int | None,
         typer.Option(
-            help="Number of ranks in a full run.", show_default="one per GPU; 2 with gloo", **integer_option()
+            help="Number of ranks of a full run, on each machine.",
+            show_default="one per GPU; 2 with gloo",
+            **integer_option(),
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of machines of a full run. All start the same command; they share the output folder.",
+            show_default="1",
+            **integer_option(),
+        ),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of this machine, from 0. Node 0 prepares the data and shows the result.",
+            show_default="none",
+            **integer_option(),
+        ),
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of node 0 and a free port of it, where all machines meet.",
+            show_default="none",
+            metavar="HOST:PORT",
         ),
     ] = None,
     backend: Annotated[str, typer.Option(help="nccl: GPUs. gloo: CPUs, to rehearse a full run.")] = "nccl",
@@ -132,10 +162,29 @@ def run_technique(
         return
     if tasks is not None and (scale != "full" or entry.name != "recipe"):
         raise RunError("--tasks is for full runs of the recipe: etude run recipe --scale full --tasks RECIPES")
+    if resume_or_begin:
+        if resume:
+            raise RunError("leave out --resume: --resume-or-begin continues a run, too")
+        resume = (
+            (out or Path("runs") / (f"{entry.name}-full" if scale == "full" else entry.name)) / "config.json"
+        ).exists()
     if scale == "full":
         paths = {"checkpoint": checkpoint, "tasks.recipes": tasks}
         with tracking.logged_to(log):
-            _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, backend, checkpoint_seconds)
+            _run_full(
+                entry,
+                out,
+                config,
+                sets,
+                seed,
+                corpus,
+                paths,
+                resume,
+                nproc,
+                backend,
+                checkpoint_seconds,
+                (nodes, node, rendezvous),
+            )
         return
     assert isinstance(entry, catalog.Technique)
     if checkpoint is not None:
@@ -144,6 +193,8 @@ def run_technique(
         )
     if nproc is not None:
         raise RunError("--nproc is for full runs; leave it out, or add --scale full")
+    if (nodes, node, rendezvous) != (None, None, None):
+        raise RunError("--nodes, --node and --rendezvous are for full runs; leave them out, or add --scale full")
     if out is None:
         out = Path("runs") / entry.name
         out = (
@@ -167,11 +218,14 @@ def run_technique(
         technique_run.play_technique(entry, out, toml, overrides, resume, checkpoint_seconds)
 
 
-def _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, backend, cadence) -> None:
-    """Run the distributed version under torchrun. `paths`: setting → the path that an option gives it, or None."""
+def _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, backend, cadence, machines) -> None:
+    """Run the distributed version under torchrun. `paths`: setting → the path that an option gives it, or None;
+    `machines`: --nodes, --node and --rendezvous."""
     from etude.run import full
     from etude.run import settings as full_settings
+    from scaled.runtime import preemption
 
+    this_node = full_settings.node_of(entry.name, *machines)
     overrides: list[Any] = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     if corpus is not None:
         check_corpus(corpus)
@@ -190,4 +244,5 @@ def _run_full(entry, out, config, sets, seed, corpus, paths, resume, nproc, back
         )
     if resume:
         toml = merge(stored_config(out, f"{entry.name} full"), toml)
-    full.run(entry, out, toml, overrides, resume, nproc, backend)
+    with preemption.leaving():
+        full.run(entry, out, toml, overrides, resume, nproc, backend, this_node)

@@ -7,13 +7,17 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from etude import catalog
 from etude.console import expected, next_steps
 from etude.run.settings import DELETION, PRETRAINING, RL, as_begun, count, layout, settings
 from kit.disk import read_json, read_lines
 from kit.runs import Run
-from kit.settings import RunError
+from kit.settings import Preempted, RunError
+
+if TYPE_CHECKING:
+    from scaled.runtime.launch import Node
 
 __all__ = ["run"]
 
@@ -36,14 +40,16 @@ def run(
     resume: bool,
     nproc: int | None,
     backend: str,
+    node: Node | None = None,
 ) -> None:
-    """The parent process. Raises RunError if the run cannot start or a rank fails."""
+    """The parent process, on one machine or on each of several; `node`: which. Raises RunError if the run cannot start
+    or a rank fails."""
     config = settings(entry.name, backend, toml, sets)
     if entry.name in ("recipe", "cpt-rl"):
-        return run_recipe(entry.name, config, out, resume, nproc, backend)
+        return run_recipe(entry.name, config, out, resume, nproc, backend, node)
     if entry.name == DELETION:
         return run_deletion(config, out, resume, nproc, backend)
-    ranks = count(config, nproc, backend, entry.name)
+    ranks = count(config, nproc, backend, entry.name, node.count if node else 1)
     layout(config, ranks)
     if config.checkpoint is None:
         raise RunError(NO_CHECKPOINT)
@@ -54,6 +60,9 @@ def run(
             f"tokenizer.json; see --checkpoint ({source_hint})"
         )
     check_work(config, entry.name, ranks)
+    group = RankGroup(entry.name, config, out, ranks, backend, node)
+    if not group.is_first_node:
+        return group.join(config.restarts)
     if entry.name in RL:
         from recipe.small.micro_world import origin
 
@@ -66,41 +75,32 @@ def run(
                 else f"the recipe's defaults; {config.checkpoint} comes from no run of the recipe"
             )
         )
-    resume_command = f"etude run {entry.name} --scale full --out {shlex.quote(str(out))} --resume" + (
-        f" --backend {backend} --nproc {ranks}" if backend == "gloo" else ""
-    )
     with Run.open(out, f"{entry.name} full", as_begun(config, out) if resume else config, resume) as open_run:
         from scaled import pretrain
-        from scaled.runtime import launch
 
         check_left(out)
         expected.tell(open_run, ranks=ranks, backend=backend)
         if entry.name in PRETRAINING:
-            with open_run.report_interruption(resume_command):
+            with open_run.report_interruption(group.resume_command):
                 try:
                     pretrain.prepare(config, out)  # here a bad corpus is a one-line error, and no GPU waits yet
                 except ValueError as error:
                     raise RunError(str(error)) from None
-        payload = json.dumps(
-            {"technique": entry.name, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
-        )
-        code = launch.start("etude.run.rank", [str(out.resolve()), payload], ranks, config.restarts)
-    if code:
-        raise RunError(describe_failure(entry.name, resume_command, backend))
+        code = group.start(config.restarts)
+    group.check(code)
     show(out)
     next_steps.show(next_steps.of_full(out, entry.name in RL))
 
 
-def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
+def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, backend: str, node: Node | None) -> None:
     """The parent process of all stages of the recipe, once or for several budgets. Raises RunError as `run`."""
     from etude.run import budget_ladder
     from etude.run import summary as run_summary
     from recipe.full import stages as chain
     from recipe.full.package_stages import STOPPED, refusal_of
     from recipe.packages.own_reward import trust_reward
-    from scaled.runtime import launch
 
-    ranks = count(config.cluster, nproc, backend, name)
+    ranks = count(config.cluster, nproc, backend, name, node.count if node else 1)
     if config.checkpoint is None:
         raise RunError(NO_CHECKPOINT)
     if name == "recipe" and config.tasks.reward is not None and not resume:
@@ -115,22 +115,19 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
         run_config = dataclasses.replace(config, cluster=cluster)
     if name == "cpt-rl":
         return budget_ladder.learn(run_config, out, resume, ranks, backend, config.cluster)
-    resume_command = f"etude run recipe --scale full --out {shlex.quote(str(out))} --resume" + (
-        f" --backend gloo --nproc {ranks}" if backend == "gloo" else ""
-    )
+    group = RankGroup("recipe", config, out, ranks, backend, node)
+    if not group.is_first_node:
+        return group.join(config.cluster.restarts)
     with Run.open(out, "recipe full", run_config, resume) as open_run:
-        with open_run.report_interruption(resume_command):
+        with open_run.report_interruption(group.resume_command):
             expected.tell(open_run, ranks=ranks, backend=backend)
             chain.prepare(open_run, config)
-            payload = json.dumps(
-                {"technique": "recipe", "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
-            )
             (out / STOPPED).unlink(missing_ok=True)
-            code = launch.start("etude.run.rank", [str(out.resolve()), payload], ranks, config.cluster.restarts)
-        if code:
-            raise RunError(describe_failure("the recipe", resume_command, backend))
+            code = group.start(config.cluster.restarts)
+        group.check(code)
         if (out / STOPPED).exists():
-            raise RunError(f"{(out / STOPPED).read_text(encoding='utf-8')}. Continue with: {resume_command}")
+            stopped = (out / STOPPED).read_text(encoding="utf-8")
+            raise RunError(f"{stopped}. Continue with: {group.resume_command}")
         if refusal := refusal_of(out):
             raise RunError(refusal)
         run_summary.show(out)
@@ -139,32 +136,80 @@ def run_recipe(name: str, config, out: Path, resume: bool, nproc: int | None, ba
 def run_deletion(config, out: Path, resume: bool, nproc: int | None, backend: str) -> None:
     """The parent process of a run that tries all pieces of a package. Raises RunError as `run`."""
     from etude.run import feature_deletion
-    from scaled.runtime import launch
 
     ranks, package = count(config, nproc, backend, DELETION), feature_deletion.material(config)
-    resume_command = (
-        f"etude run {DELETION} --scale full --out {shlex.quote(str(out))} --resume --backend {backend} --nproc {ranks}"
-    )
+    group = RankGroup(DELETION, config, out, ranks, backend)
     with Run.open(
         out, f"{DELETION} full", as_begun(config, out, ("timeout",)) if resume else config, resume
     ) as open_run:
-        with open_run.report_interruption(resume_command):
+        with open_run.report_interruption(group.resume_command):
             feature_deletion.prepare(config, package, out)
-            payload = json.dumps(
-                {"technique": DELETION, "backend": backend, "ranks": ranks, "config": dataclasses.asdict(config)}
-            )
-            code = launch.start("etude.run.rank", [str(out.resolve()), payload], ranks, 0)
-        if code:
-            raise RunError(describe_failure(DELETION, resume_command, "gloo"))
+            code = group.start(0)
+        group.check(code)
     feature_deletion.show(out)
 
 
-def describe_failure(name: str, resume_command: str, backend: str) -> str:
-    """The error message after ranks have failed."""
-    return (
-        f"the ranks of {name} failed; their errors are above. Continue with: "
-        f"{resume_command}{LESS_MEMORY * (backend == 'nccl')}"
-    )
+@dataclasses.dataclass(frozen=True)
+class RankGroup:
+    """The ranks of a run: how they start, and what is said when they fail."""
+
+    name: str
+    """Of the technique, or recipe."""
+    config: Any
+    """Its settings."""
+    out: Path
+    """The folder of the run, the same on all machines."""
+    ranks: int
+    """On all machines."""
+    backend: str
+    """nccl or gloo."""
+    node: Node | None = None
+    """This machine among several."""
+
+    @property
+    def is_first_node(self) -> bool:
+        """Whether this machine prepares the folder and shows the result."""
+        return self.node is None or self.node.number == 0
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of this machine."""
+        return self.ranks // (self.node.count if self.node else 1)
+
+    @property
+    def resume_command(self) -> str:
+        """What continues the run, on this machine."""
+        command = f"etude run {self.name} --scale full --out {shlex.quote(str(self.out))} --resume"
+        if self.backend == "gloo":
+            command += f" --backend gloo --nproc {self.local_ranks}"
+        if self.node is not None:
+            node = self.node
+            command += f" --nodes {node.count} --node {node.number} --rendezvous {node.host}:{node.port}"
+        return command
+
+    def start(self, restarts: int) -> int:
+        """Runs the ranks of this machine; returns the exit code."""
+        from scaled.runtime import launch
+
+        payload = {"technique": self.name, "backend": self.backend, "ranks": self.ranks}
+        arguments = [str(self.out.resolve()), json.dumps(payload | {"config": dataclasses.asdict(self.config)})]
+        try:
+            return launch.start("etude.run.rank", arguments, self.local_ranks, restarts, self.node)
+        except Preempted as error:
+            raise Preempted(f"{error}. Continue with: {self.resume_command}") from None
+
+    def check(self, code: int) -> None:
+        """Raises RunError if ranks have failed."""
+        if code:
+            memory = LESS_MEMORY * (self.backend == "nccl" and self.name != DELETION)
+            raise RunError(
+                f"the ranks of {'the ' * (self.name == 'recipe')}{self.name} failed; their errors are above. "
+                f"Continue with: {self.resume_command}{memory}"
+            )
+
+    def join(self, restarts: int) -> None:
+        """The ranks of a machine that is not the first, to their end: all else the first machine does."""
+        self.check(self.start(restarts))
 
 
 def check_work(config, name: str, ranks: int) -> None:

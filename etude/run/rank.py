@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from etude.run.settings import DELETION, RL, layout, settings
 from kit.disk import atomic_write, parse_json
 from kit.process import keep_freed_memory
 from kit.runs import Run
-from kit.settings import RunError
+from kit.settings import Preempted, RunError
 
 __all__ = ["Line", "rank", "train"]
 
@@ -31,6 +32,7 @@ def rank(out: Path, payload: dict) -> None:
         keep_freed_memory()
     config = settings(payload["technique"], payload["backend"], payload["config"])
     with launch.world(payload["backend"], getattr(config, "cluster", config).timeout) as me, exit_on_error(out):
+        check_same(payload)
         if payload["technique"] == "recipe":
             from recipe.full import stages as chain
 
@@ -49,15 +51,38 @@ def rank(out: Path, payload: dict) -> None:
             train(out, payload, config, me)
 
 
+def check_same(payload: dict) -> None:
+    """Raises RunError if the machines of a run were started with different settings."""
+    import torch.distributed as dist
+
+    from kit.runs import flatten
+
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
+        return
+    first_payload: list = [payload]
+    dist.broadcast_object_list(first_payload, 0)
+    first, own = flatten(first_payload[0]), flatten(payload)
+    if different := [name for name in sorted({*first, *own}) if first.get(name) != own.get(name)]:
+        name = different[0]
+        raise RunError(
+            f"the machines of this run have different settings: {name} is {own.get(name)} here and "
+            f"{first.get(name)} on that of rank 0; start all of them with the same command"
+        )
+
+
 @contextlib.contextmanager
 def exit_on_error(out: Path) -> Iterator[None]:
-    """Turns a bad checkpoint, a full disk and too many environments that failed into one line."""
+    """Turns a bad checkpoint, a full disk and too many environments that failed into one line; ends well where all
+    ranks leave at a signal."""
     from kit.disk import NO_ROOM, refusal
     from ref.environment import EnvironmentFailure
     from ref.network.checkpoint import CheckpointError
+    from scaled.runtime import preemption
 
     try:
         yield
+    except Preempted:
+        preemption.leave()
     except (
         CheckpointError,
         EnvironmentFailure,

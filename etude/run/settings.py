@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kit.disk import read_json
 from kit.settings import RunError, fill
+
+if TYPE_CHECKING:
+    from scaled.runtime.launch import Node
 
 __all__ = [
     "DELETION",
@@ -18,6 +22,7 @@ __all__ = [
     "count",
     "grouped",
     "layout",
+    "node_of",
     "one_gpu_options",
     "rehearsal_options",
     "settings",
@@ -108,16 +113,16 @@ def grouped(
     ]
 
 
-def count(config, nproc: int | None, backend: str, name: str) -> int:
-    """The number of ranks. Raises RunError if there are too few GPUs."""
+def count(config, nproc: int | None, backend: str, name: str, nodes: int = 1) -> int:
+    """The number of ranks on all machines. Raises RunError if this one has too few GPUs."""
     if nproc is not None and nproc < 1:
         raise RunError(f"--nproc must be at least 1, got {nproc}")
     if backend == "gloo":
-        return nproc or 2
+        return nodes * (nproc or 2)
     import torch
 
     gpu_count = torch.cuda.device_count()
-    minimum = nproc or max(config.ep, config.cp, 1)
+    minimum = nproc or max(-(-max(config.ep, config.cp) // nodes), 1)
     if gpu_count < minimum:
         command = f"etude run {name} --scale full"
         one_gpu = f"On one GPU: {command} {one_gpu_options(name)}. " if minimum > 1 else ""
@@ -126,7 +131,34 @@ def count(config, nproc: int | None, backend: str, name: str) -> int:
             f"cp={config.cp}); this machine has {gpu_count}. "
             f"{one_gpu}On CPUs: {command} {rehearsal_options(name)}. To estimate its cost: etude plan"
         )
-    return nproc or gpu_count
+    return nodes * (nproc or gpu_count)
+
+
+def node_of(name: str, nodes: int | None, node: int | None, rendezvous: str | None) -> Node | None:
+    """This machine among those of a full run, from --nodes, --node and --rendezvous; None for the only one. Raises
+    RunError if they make no sense, and for a technique that runs on one machine."""
+    from scaled.runtime.launch import Node
+
+    together = "--nodes N --node I --rendezvous HOST:PORT"
+    if (nodes, node, rendezvous) == (None, None, None) or (nodes, node, rendezvous) == (1, None, None):
+        return None
+    if nodes is None or node is None or rendezvous is None:
+        raise RunError(f"--nodes, --node and --rendezvous need each other, on every machine: {together}")
+    if nodes < 1:
+        raise RunError(f"--nodes must be at least 1, got {nodes}")
+    if not 0 <= node < nodes:
+        raise RunError(f"--node must be from 0 to {nodes - 1}, one for each of the {nodes} machines; got {node}")
+    host, _, port = rendezvous.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
+    if not is_port or not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", host, re.ASCII):
+        raise RunError(
+            f"--rendezvous expects HOST:PORT, the address of node 0 and a free port of it (1 to 65535); got {rendezvous!r}"
+        )
+    if nodes == 1:
+        return None
+    if name not in {"recipe", *PRETRAINING, *RL}:
+        raise RunError(f"{name} runs on one machine: leave out --nodes, --node and --rendezvous")
+    return Node(nodes, node, host, int(port))
 
 
 def one_gpu_options(name: str) -> str:

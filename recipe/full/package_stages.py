@@ -25,6 +25,7 @@ from ref.environment import EnvironmentFailure
 from ref.rollout import Limits, hash_seed
 from scaled import rl
 from scaled.network.model import load_hf
+from scaled.runtime import preemption
 from scaled.runtime.launch import Watchdog
 
 __all__ = [
@@ -110,6 +111,7 @@ def measure_moments(
         for index, (moment, folder) in enumerate(moments.items()):
             if moment in evaluations:
                 continue
+            preemption.check()
 
             def beat(done: int, base: int = index * per_moment) -> None:
                 watch.beat(base + done)

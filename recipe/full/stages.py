@@ -82,7 +82,7 @@ from scaled.mtp import MTP
 from scaled.network.adapters import adapter_folder, save_adapter
 from scaled.network.model import Transformer, load_hf, save_hf
 from scaled.optimise import training_context
-from scaled.runtime import sharding
+from scaled.runtime import preemption, sharding
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current, mesh
 
@@ -309,6 +309,7 @@ def play(out: Path, c: FullRecipe, ranks: int, ends: Ends | None = None) -> None
                 dist.broadcast_object_list(finished_flag, 0)
                 if finished_flag[0]:
                     continue
+                preemption.check()
                 if stage in ends:
                     ends[stage](record, out, c)
                 else:
@@ -540,6 +541,7 @@ def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
         for number, (moment, name) in enumerate({"before": "sft", "after": "final"}.items()):
             if moment in evaluations:
                 continue
+            preemption.check()
             model = gather(load_hf(out / "checkpoints" / name), dtypes[name])
             seed = hash_seed(c.seed, "evaluation")
             rank_results = evaluation.measure_policy(

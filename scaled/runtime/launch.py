@@ -26,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ import torch
 import torch.distributed as dist
 
 from kit.disk import read_json
+from kit.settings import Preempted
+from scaled.runtime import preemption
 from scaled.runtime.mesh import current
 
 __all__ = ["Node", "Watchdog", "meet", "share_cores", "start", "stay_alive", "worker", "world"]
@@ -61,8 +64,6 @@ class Node:
         return [
             "--nnodes",
             str(self.count),
-            "--node-rank",
-            str(self.number),
             "--rdzv-backend",
             "c10d",
             "--rdzv-endpoint",
@@ -90,9 +91,10 @@ class Node:
 
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int, node: Node | None = None) -> int:
-    """Runs `python -m module arguments` as nproc ranks on this machine; returns the exit code of torchrun. If one rank
-    dies, the group is restarted up to `restarts` times; if this process dies, all ranks end. `node`: with those of
-    other machines, whose first argument has the same last part."""
+    """Runs `python -m module arguments`, the first of which is the run's folder, as nproc ranks on this machine; returns
+    the exit code of torchrun. If one rank dies, the group is restarted up to `restarts` times; if this process dies,
+    all ranks end. `node`: with those of other machines, whose folder has the same name. Raises Preempted if they have
+    left at a signal."""
     if node is not None and node.number:
         node.wait()
     command = [
@@ -111,23 +113,31 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int, node
     ]
     # One thread per rank, whatever the caller uses: float32 sums depend on it, and a resumed run must continue as it
     # started.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    process = subprocess.Popen(command, env=environment)
-    try:
-        return process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    }
+    with tempfile.TemporaryDirectory(prefix="etude-") as folder, preemption.listening(Path(folder)):
+        process = subprocess.Popen(command, env=environment | {preemption.FOLDER: folder})
+        try:
+            code = process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+    if code == preemption.CODE:
+        raise Preempted("stopped by a signal; the state is saved")
+    return code
 
 
-def exit_with_parent(parent: int) -> None:
-    """Ends this process when the process `parent` is gone: torchrun with its parent, ranks with torchrun. A killed
-    process cannot notify the others, and ranks without a parent would write to the folder at the same time as those of
-    a resumed run."""
+def exit_with_parent(parent: int, number: int) -> None:
+    """Sends a signal to this process when the process `parent` is gone: torchrun ends with its parent, ranks with
+    torchrun. A killed process cannot notify the others, and ranks without a parent would write to the folder at the
+    same time as those of a resumed run."""
     while os.getppid() == parent:
         time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
 
 
 def worker() -> bool:
@@ -158,7 +168,8 @@ def world(backend: str, timeout: float) -> Iterator[int]:
         torch.cuda.set_device(device)
     else:
         share_cores(int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(os.getppid(), signal.SIGKILL), daemon=True).start()
+    preemption.listen()
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(3 * timeout, 300))))
     # On one machine the agent keeps its store across restarts, with the addresses of the dead ranks. On several each
     # attempt has a store of its own (`agent`): their agents count restarts each for itself (pytorch #108158).
@@ -322,16 +333,24 @@ def agent(parent: int, arguments: Sequence[str]) -> int:
     if "--standalone" not in arguments:
         # Otherwise the agents share one store for all attempts, and remember where it was when its machine is gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
+    folder = Path(os.environ[preemption.FOLDER])
+
+    def end(*_: object) -> None:
+        raise SignalException("the command has ended", sigval=signal.SIGKILL)  # which is sent to the ranks
+
+    signal.signal(signal.SIGINT, end)
+    threading.Thread(target=exit_with_parent, args=(parent, signal.SIGINT), daemon=True).start()
     try:
-        main(arguments)
-    except ChildFailedError:
-        return 1  # the rank has already printed the reason
+        with preemption.listening(folder):
+            main(["--signals-to-handle", "SIGHUP,SIGQUIT", *arguments])
+    except (ChildFailedError, SignalException):
+        return 1  # the rank has already printed the reason, or the command has one
     except RendezvousError as error:  # another machine has given up, or never came
         print(f"error: the machines of this run no longer meet ({type(error).__name__})", file=sys.stderr, flush=True)
         return 1
-    return 0
+    return preemption.CODE if preemption.has_left(folder) else 0
 
 
 if __name__ == "__main__":
     sys.exit(agent(int(sys.argv[1]), sys.argv[2:]))
+    from torch.distributed.elastic.multiprocessing.api import SignalException

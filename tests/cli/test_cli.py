@@ -43,6 +43,7 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
 
 
+NODES = ("--nodes", "2", "--rendezvous", "host:29500")
 BAD = [
     (["run", "krl"], "unknown technique 'krl'; did you mean kl?"),
     (["run", "zebra"], "unknown technique 'zebra'; choose from: recipe"),
@@ -85,6 +86,11 @@ BAD = [
         "checkpoint other is not a folder",
     ),
     (["run", "kl", "--nproc", "2"], "--nproc is for full runs"),
+    (["run", "kl", "--nodes", "2"], "--nodes, --node and --rendezvous are for full runs"),
+    (["run", "kl", "--resume", "--resume-or-begin"], "leave out --resume"),
+    (["run", "cpt", "--scale", "full", "--nodes", "2"], "need each other, on every machine: --nodes N --node I"),
+    (["run", "cpt", "--scale", "full", *NODES, "--node", "2"], "--node must be from 0 to 1, one for each of the 2"),
+    (["run", "cpt-rl", "--scale", "full", *NODES, "--node", "0"], "cpt-rl runs on one machine"),
     (["run", "cpt", "--scale", "full", "--backend", "gloo", "--nproc", "1e99"], "expected a whole number, got '1e99'"),
     (["run", "kl", "--seed", "x"], "--seed"),
     (["run", "kl", "--checkpoint-seconds", "-1"], "--checkpoint-seconds"),
@@ -197,7 +203,7 @@ def test_a_path_is_never_read_as_a_word(tmp_path, ask, monkeypatch, name):
     monkeypatch.setattr(
         full,
         "run",
-        lambda entry, out, toml, sets, resume, nproc, backend: told.append(
+        lambda entry, out, toml, sets, resume, nproc, backend, node: told.append(
             (out, settings(entry.name, backend, toml, sets))
         ),
     )

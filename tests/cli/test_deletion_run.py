@@ -27,7 +27,7 @@ def here(monkeypatch):
         players.append(Player())
         return players[-1]
 
-    def start(module, arguments, nproc, restarts):
+    def start(module, arguments, nproc, restarts, node):
         out, told = arguments
         full_told = json.loads(told)
         feature_deletion.play(Path(out), full_settings.settings("feature-deletion", "gloo", full_told["config"]), nproc)

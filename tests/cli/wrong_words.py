@@ -177,6 +177,9 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
     sandboxes = [("--jobs", (*number, "0")), ("--seconds", decimal), ("--sandbox", NAMES)]
     services = [
         ("--nproc", number),
+        ("--nodes", (*number, "0", "2")),
+        ("--node", (*number, "0")),
+        ("--rendezvous", (*NAMES, "host:29500")),
         ("--scale", NAMES),
         ("--backend", NAMES),
         ("--corpus", read[:-6]),
@@ -187,6 +190,7 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (["run", "kl"], [*trained, *services, ("--out", runs)]),
         (["run", "recipe"], [*trained, ("--set", RECIPE_SETS), ("--out", runs), ("--corpus", ABSENT)]),
         (["run", "recipe", "--resume"], [("--out", (*runs, *PLACES))]),
+        (["run", "recipe", "--resume-or-begin"], [("--out", PLACES), ("--resume", ("--resume",))]),
         (
             ["run", "recipe", "--scale", "full", "--backend", "gloo", "--checkpoint", "runs/hollow/checkpoints/final"],
             [("--tasks", read)],
@@ -194,6 +198,10 @@ def commands() -> list[tuple[list[str], list[Faults]]]:
         (
             ["run", "cpt", "--scale", "full", "--backend", "gloo"],
             [("--checkpoint", read), ("--nproc", (*number, "0", "-1")), ("--corpus", ABSENT), wrong_set],
+        ),
+        (
+            ["run", "cpt", "--scale", "full", "--backend", "gloo", "--nodes", "2", "--node", "1"],
+            [("--rendezvous", (*NAMES, "host", "host:0", "host:65536", ":29500", "::1:29500", "host:29500:1"))],
         ),
         (
             ["run", "async-rl"],

@@ -16,11 +16,12 @@ def agent(node: int, port: int, folder: Path) -> None:
     """One of two machines, with one rank."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-    from scaled.runtime import launch
+    from scaled.runtime import launch, preemption
 
     # Seconds between two signs of life, and how many may be missing: by default 5 and 3.
     DynamicRendezvousHandler.from_backend.__func__.__defaults__ = (None, None, 1, 2)
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PET_LOCAL_ADDR="127.0.0.1")
+    os.environ[preemption.FOLDER] = str(folder)
     words = (
         f"--nnodes 2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} "
         f"--rdzv-id run --rdzv-conf is_host={node == 0} -m {__name__}"

@@ -18,7 +18,7 @@ def test_failures_are_left_out_counted_and_said(start, recipes, tmp_path, ask, m
     grading in each step, and one sample of each held-out task has no sandbox."""
     modes = [True, False]
 
-    def play(module, arguments, nproc, restarts):
+    def play(module, arguments, nproc, restarts, node):
         config = settings("recipe", "gloo", json.loads(arguments[1])["config"])
         layout = dict(dp=nproc, cp=1, ep=1)
         ranks(nproc).run(layout, killed_sandboxes.whole, Path(arguments[0]), config, modes.pop(0))

@@ -34,6 +34,7 @@ from tests.mirror import calls
 from tests.mirror.layouts import play
 
 ROOT = Path(__file__).resolve().parents[2]
+from tests.mirror.workers import free_port
 STEPS = 24
 RL_STEPS = 3
 
@@ -179,6 +180,41 @@ def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(giv
 
 def pids(out: Path) -> list[int]:
     return [int((out / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
+def test_two_machines_of_which_one_is_taken_away_leave_with_a_state_and_go_on_the_same(given, through, tmp_path):
+    """SIGTERM to the agent of the second machine: both machines leave after the same step, which no setting would have
+    saved, with the code of a preemption and one line. Started again by the same command, they end with every loss and
+    weight of an undisturbed run."""
+    out, port = tmp_path / "run", free_port()
+    words = [str(word) for word in command(given, out, "checkpoint_every=1000")]
+    words[words.index("--nproc") + 1] = "1"
+    words += ["--resume-or-begin", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--node"]
+    for code in (75, 0):
+        said = [tmp_path / f"said-{code}-{node}" for node in range(2)]
+        machines = [forks.begin(on_loopback, *words, str(node), said=said[node]) for node in range(2)]
+        if code:
+            wait_for_step(out, 6, machines[0])
+            agents = {parent(parent(pid)): parent(pid) for pid in pids(out)}
+            os.kill(agents[machines[1].pid], signal.SIGTERM)
+        for machine, path in zip(machines, said, strict=True):
+            machine.join(120)
+            text = path.read_text()
+            assert machine.exitcode == code and "Traceback" not in text, text
+            assert ("stopped by a signal" in text.splitlines()[-1] and "Continue with" in text) == (code == 75), text
+        assert Checkpoints(out / "state").steps()[-1] == len(lines(out)) and (len(lines(out)) < STEPS) == (code == 75)
+    assert lines(out) == lines(through[0])
+    assert same_files(out / "checkpoints" / "final", through[0] / "checkpoints" / "final")
+
+
+def on_loopback(*words: str) -> None:
+    """`etude words` on what stands in for a machine."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "PET_LOCAL_ADDR": "127.0.0.1"}
+    forks.command_line(1, *words)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
+
+
 
 
 def wait_for_end(ranks: list[int]) -> None:
@@ -217,7 +253,7 @@ def test_ranks_end_with_torchrun(given, tmp_path):
     process = forks.start(*command(given, tmp_path / "run"), said=tmp_path / "said")
     wait_for_step(tmp_path / "run", 1, process)
     left = pids(tmp_path / "run")
-    [torchrun] = {int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0]) for pid in left}
+    [torchrun] = {parent(pid) for pid in left}
     os.kill(torchrun, signal.SIGKILL)
     wait_for_end(left)
     process.join(20)
