@@ -214,11 +214,8 @@ class RankGroup:
 
 def check_work(config, name: str, ranks: int) -> None:
     """Raises RunError now for what every rank would report later, sometimes after minutes."""
-    import torch
-
-    from ref.network import CheckpointError, Transformer
-    from ref.network.checkpoint import matched
-    from ref.network.model import config_of
+    from recipe.full.weights import check_files
+    from ref.network import CheckpointError
 
     corpus = getattr(config, "corpus", None)
     if corpus and not Path(corpus).is_dir():
@@ -228,10 +225,7 @@ def check_work(config, name: str, ranks: int) -> None:
             f"dtype={config.dtype} needs more than one rank (--nproc); with one rank use --set dtype=float32"
         )
     try:
-        network = config_of(config.checkpoint)
-        with torch.device("meta"):
-            shapes = {key: tuple(x.shape) for key, x in Transformer(network).state_dict().items()}
-        matched(Path(config.checkpoint), shapes)
+        network = check_files(Path(config.checkpoint))
         if network.num_experts % config.ep:
             raise RunError(f"ep={config.ep} must divide the network's {network.num_experts} experts; see --set ep=…")
         if not network.num_experts and (name in RL and config.rl.replay != "none" or config.experts != "model"):

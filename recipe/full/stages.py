@@ -53,7 +53,7 @@ from recipe.full.package_stages import (
     stopping,
 )
 from recipe.full.settings import FullRecipe
-from recipe.full.weights import gather, measure_codebase
+from recipe.full.weights import check_files, gather, measure_codebase
 from recipe.packages.chat_format import choose_template
 from recipe.packages.data import add_empty_rows, conversations_of, make_card, pack_rows, prepare_tasks
 from recipe.packages.own_reward import load_reward
@@ -148,8 +148,8 @@ def rows_of_step(c: FullRecipe, stage: str) -> tuple[str, int, str, int]:
 
 
 def check(c: FullRecipe, ranks: int) -> None:
-    """Checks the settings before the ranks start. Raises RunError, or a ValueError of one line, for what a rank would
-    report later, maybe after days."""
+    """Checks the settings and the checkpoint before the ranks start. Raises RunError, CheckpointError, or a ValueError
+    of one line, for what a rank would report later, maybe after days."""
     assert c.checkpoint is not None
     path, t = Path(c.checkpoint), c.training
     if not (path / "tokenizer.json").is_file():
@@ -171,7 +171,7 @@ def check(c: FullRecipe, ranks: int) -> None:
             load_reward(Path(c.tasks.reward))
     elif c.sft.conversations is not None:
         template_of(path, Language(load_tokenizer(path / "tokenizer.json")))
-    network = config_of(path)
+    network = check_files(path)
     if network.num_experts % c.cluster.ep:
         raise RunError(
             f"cluster.ep={c.cluster.ep} must divide the network's {network.num_experts} experts; see --set cluster.ep=…"

@@ -1,5 +1,5 @@
-"""The weights of a full run as a whole: the complete network on every rank, and the perplexity of what each stage
-left."""
+"""The weights of a full run as a whole: the checkpoint that it starts from, the complete network on every rank, and the
+perplexity of what each stage left."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ import torch
 from recipe.full.settings import FullRecipe
 from recipe.small.data import heldout_codebase
 from recipe.small.learner import language_of
+from ref.network import Config
 from ref.network import fast as ref
+from ref.network.checkpoint import matched, open_safetensors
+from ref.network.model import config_of
 from scaled import cpt
 from scaled.network.model import Transformer, load_hf
 from scaled.runtime import sharding
 from scaled.runtime.mesh import current
 
-__all__ = ["gather", "measure_codebase"]
+__all__ = ["check_files", "gather", "measure_codebase"]
+
+
+def check_files(folder: Path) -> Config:
+    """The shape of the network of a checkpoint. Raises CheckpointError if a tensor or a file of it is missing, or a file
+    is cut off; reads no tensor."""
+    network = config_of(folder)
+    with torch.device("meta"):
+        shapes = {name: tuple(x.shape) for name, x in ref.Transformer(network).state_dict().items()}
+    for file in sorted({*matched(folder, shapes)[0].values()}):
+        with open_safetensors(folder / file):  # which compares its size with that of its tensors
+            pass
+    return network
 
 
 def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:

@@ -46,6 +46,26 @@ from scaled.runtime.mesh import current
 __all__ = ["Node", "Watchdog", "meet", "share_cores", "start", "stay_alive", "worker", "world"]
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """Variables of the environment that ranks on GPUs need, unless the user has set them; `folder` is that of the run.
+    docs/scaling.md has the reasons."""
+    defaults = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "nccl-trace-"),
+    }
+    earlier_names = {
+        "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    }
+    return {
+        name: value
+        for name, value in defaults.items()
+        if name not in os.environ and earlier_names.get(name, name) not in os.environ
+    }
+
+
 @dataclass(frozen=True)
 class Node:
     """This machine among those of a run."""
@@ -115,6 +135,7 @@ def start(module: str, arguments: Sequence[str], nproc: int, restarts: int, node
     # started.
     environment = {
         **os.environ,
+        **variables(Path(arguments[0])),
         "OMP_NUM_THREADS": "1",
         "TORCH_DISTRIBUTED_DEBUG": "OFF",
     }
@@ -326,6 +347,7 @@ def meet() -> None:
 def agent(parent: int, arguments: Sequence[str]) -> int:
     """This process as torchrun, with torchrun's arguments, as long as the process `parent` lives. Returns the exit
     code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import main
@@ -353,4 +375,3 @@ def agent(parent: int, arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(agent(int(sys.argv[1]), sys.argv[2:]))
-    from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from etude import catalog
 from etude.run import full
@@ -23,6 +24,7 @@ from etude.run import settings as full_settings
 from kit.disk import read_lines
 from kit.runs import Run
 from kit.settings import RunError
+from recipe.full.weights import check_files
 from recipe.small.micro_world import CheckpointTasks
 from recipe.small.settings import Recipe
 from ref.cpt import read_corpus, train_tokenizer
@@ -32,9 +34,9 @@ from scaled.runtime.checkpoint import Checkpoints
 from tests import elsewhere, forks
 from tests.mirror import calls
 from tests.mirror.layouts import play
+from tests.mirror.workers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-from tests.mirror.workers import free_port
 STEPS = 24
 RL_STEPS = 3
 
@@ -178,8 +180,6 @@ def test_neither_dead_nor_hanging_ranks_nor_a_killed_command_change_anything(giv
     assert again.exitcode == 2 and "already holds a run" in error and error.count("\n") == 1
 
 
-def pids(out: Path) -> list[int]:
-    return [int((out / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
 def test_two_machines_of_which_one_is_taken_away_leave_with_a_state_and_go_on_the_same(given, through, tmp_path):
     """SIGTERM to the agent of the second machine: both machines leave after the same step, which no setting would have
     saved, with the code of a preemption and one line. Started again by the same command, they end with every loss and
@@ -215,6 +215,8 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
 
 
+def pids(out: Path) -> list[int]:
+    return [int((out / "ranks" / f"{rank}.pid").read_text()) for rank in range(2)]
 
 
 def wait_for_end(ranks: list[int]) -> None:
@@ -484,6 +486,31 @@ def test_a_crafted_network_runs_nothing(given, tmp_path, ask, monkeypatch, name)
     code, _, error = ask(*words)
     assert code == 2 and error.startswith("error: ") and error.count("\n") == 1 and "model.safetensors" in error
     assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("technique", ["recipe", "cpt", "dr-grpo"])
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_file_of_the_checkpoint_that_is_missing_is_named_first(
+    given, tmp_path, ask, monkeypatch, technique, is_cut_off
+):
+    """Before data is read for hours: no output folder is there yet."""
+    monkeypatch.setattr(launch, "start", lambda *_: pytest.fail("ranks are started"))
+    net, names = tmp_path / "net", [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    shutil.copytree(given / "net", net)
+    tensors = load_file(net / "model.safetensors")
+    (net / "model.safetensors").unlink()
+    weight_map = {key: names[number % 2] for number, key in enumerate(tensors)}
+    for name in names:
+        save_file({key: x for key, x in tensors.items() if weight_map[key] == name}, net / name)
+    (net / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    check_files(net)
+    if is_cut_off:
+        (net / names[1]).write_bytes((net / names[1]).read_bytes()[:-1])
+    else:
+        (net / names[1]).unlink()
+    out = tmp_path / "run"
+    code, _, error = ask("run", technique, "--scale", "full", "--backend", "gloo", "--checkpoint", net, "--out", out)
+    assert code == 2 and error.count("\n") == 1 and str(net / names[1]) in error and not out.exists(), error
 
 
 def test_one_rank_is_told_what_it_cannot_do(given, tmp_path):

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -209,7 +210,29 @@ def test_ranks_have_one_thread_whatever_the_caller_has(monkeypatch):
 
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setattr(launch.subprocess, "Popen", Started)
-    assert launch.start("some.module", [], 2, 0) == 0 and seen[0]["OMP_NUM_THREADS"] == "1"
+    assert launch.start("some.module", ["out"], 2, 0) == 0 and seen[0]["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("NCCL_DEBUG", None),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", None),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ],
+)
+def test_variables_of_gpus_are_set_unless_the_user_has_set_them(monkeypatch, tmp_path, name, same):
+    """Also under the name that they had before: torch reads the earlier one first."""
+    for variable in filter(None, (name, same)):
+        monkeypatch.delenv(variable, raising=False)
+    assert name in launch.variables(tmp_path)
+    for variable in filter(None, (name, same)):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "")
+            assert name not in launch.variables(tmp_path)
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text()
+    assert f"| `{name}={launch.variables(Path('FOLDER'))[name]}`" in documented
 
 
 def test_the_mesh_is_that_of_the_process_in_every_thread():
