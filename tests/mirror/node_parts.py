@@ -5,7 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["FINAL", "STEPS", "agent"]
+import torch
+import torch.distributed as dist
+
+from kit.settings import RunError
+
+__all__ = ["FINAL", "STEPS", "agent", "compare"]
 
 STEPS = 40
 FINAL = sum(step * 3 for step in range(1, STEPS + 1))
@@ -31,9 +36,6 @@ def agent(node: int, port: int, folder: Path) -> None:
 
 def rank(node: str, folder: Path) -> None:
     """Adds up a number on all ranks, step by step, from the last number that rank 0 has written."""
-    import torch
-    import torch.distributed as dist
-
     from kit.disk import atomic_write
     from scaled.runtime import launch
 
@@ -51,6 +53,20 @@ def rank(node: str, folder: Path) -> None:
                 atomic_write(state, f"{step} {number}")
             time.sleep(0.05)
         dist.barrier()
+
+
+def compare(own_rows: tuple[int, int]) -> str:
+    """What a rank says whose machine has these settings, by rank."""
+    from etude.run.rank import check_same
+
+    os.environ["GROUP_WORLD_SIZE"] = "2"
+    try:
+        check_same({"technique": "cpt", "config": {"rows": own_rows[dist.get_rank()], "length": 32}})
+    except RunError as error:
+        return str(error)
+    finally:
+        del os.environ["GROUP_WORLD_SIZE"]
+    return ""
 
 
 if __name__ == "__main__":

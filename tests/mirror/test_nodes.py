@@ -4,9 +4,17 @@ import os
 import signal
 import time
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.run.settings import node_of
+from kit.settings import RunError
+from scaled.runtime.launch import Node
 from tests import forks
+from tests.mirror import node_parts
 from tests.mirror.node_parts import FINAL, STEPS, agent
-from tests.mirror.workers import free_port
+from tests.mirror.workers import free_port, ranks
 
 
 def read_step(folder) -> int:
@@ -34,3 +42,30 @@ def test_a_run_goes_on_after_a_rank_and_after_a_machine_was_lost(tmp_path):
     for process, said in zip(agents, ("said-0", "said-again"), strict=True):
         forks.end(process, tmp_path / said, 120)
     assert (tmp_path / "state").read_text() == f"{STEPS} {FINAL}"
+
+
+@given(
+    st.integers(-2, 6),
+    st.integers(-2, 6),
+    st.sampled_from(["a", "10.0.0.1", "[::1]", "a b", ""]),
+    st.integers(-1, 70000),
+)
+def test_a_machine_has_a_number_below_their_count_and_an_address_to_meet_at(nodes, node, host, port):
+    is_valid = 0 <= node < nodes and host not in ("a b", "") and 0 < port < 65536
+    words = (nodes, node, f"{host}:{port}")
+    if not is_valid:
+        with pytest.raises(RunError, match="--node|--rendezvous"):
+            node_of("cpt", *words)
+        return
+    assert node_of("cpt", *words) == (None if nodes == 1 else Node(nodes, node, host, port))
+    for missing in range(3):
+        if nodes > 1:
+            with pytest.raises(RunError, match="need each other"):
+                node_of("cpt", *(None if at == missing else word for at, word in enumerate(words)))  # pyright: ignore
+
+
+def test_machines_with_different_settings_say_so():
+    layout = dict(dp=2, cp=1, ep=1)
+    assert ranks(2).run(layout, node_parts.compare, (4, 4)) == ["", ""]
+    same, different = ranks(2).run(layout, node_parts.compare, (4, 8))
+    assert same == "" and "config.rows is 8 here and 4 on that of rank 0" in different
