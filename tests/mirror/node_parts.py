@@ -19,17 +19,13 @@ FINAL = sum(step * 3 for step in range(1, STEPS + 1))
 
 def agent(node: int, port: int, folder: Path) -> None:
     """One of two machines, with one rank."""
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-
     from scaled.runtime import launch, preemption
 
-    # Seconds between two signs of life, and how many may be missing: by default 5 and 3.
-    DynamicRendezvousHandler.from_backend.__func__.__defaults__ = (None, None, 1, 2)
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PET_LOCAL_ADDR="127.0.0.1")
     os.environ[preemption.FOLDER] = str(folder)
     words = (
         f"--nnodes 2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} "
-        f"--rdzv-id run --rdzv-conf is_host={node == 0} -m {__name__}"
+        f"--rdzv-id run --rdzv-conf is_host={node == 0},keep_alive_interval=1,keep_alive_max_attempt=2 -m {__name__}"
     )
     sys.exit(launch.agent(os.getppid(), [*words.split(), str(node), str(folder)]))
 

@@ -61,7 +61,7 @@ def test_a_machine_has_a_number_below_their_count_and_an_address_to_meet_at(node
     for missing in range(3):
         if nodes > 1:
             with pytest.raises(RunError, match="need each other"):
-                node_of("cpt", *(None if at == missing else word for at, word in enumerate(words)))  # pyright: ignore
+                node_of("cpt", *(None if at == missing else word for at, word in enumerate(words)))
 
 
 def test_machines_with_different_settings_say_so():
