@@ -64,6 +64,7 @@ def test_a_rank_ends_at_once_for_torchrun_and_stays_for_a_scheduler(tmp_path, is
     folder, child_code = tmp_path / "requests", tmp_path / "child"
     folder.mkdir()
     process = forks.begin(listen, str(folder), str(child_code))
+    assert process.pid is not None
     while not child_code.exists() or not child_code.read_text():
         assert process.is_alive()
         time.sleep(0.02)
