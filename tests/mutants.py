@@ -659,10 +659,10 @@ MUTANTS: list[Mutant] = [
             "length = min(self.lengths[slot], self.max_len - 1) - 1",
             "length = min(self.lengths[slot], self.max_len - 1)",
         ),
-        ("or self.first_loads[other] == self.loads", "or True"),
+        ("or self.first_loads[source] == self.loads", "or True"),
         ("available = min(num_shared, self.cached_lengths[source])", "available = num_shared"),
         ("is_read[slot] = False", "pass"),
-        ("self.experts[slot, known:length] = self.experts[source, known:length]", "pass"),
+        ("self.experts[slot, num_routed:length] = self.experts[source, num_routed:length]", "pass"),
         ("self.pages.copy(self.slots.index(source), self.slots.index(slot), length)", "pass"),
     ),
     *of(

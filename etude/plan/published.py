@@ -100,9 +100,9 @@ def show(console: Console | None = None) -> None:
         numbers = (f"{row[key]:,.0f}" for key in ("gpus", "length", "tokens_per_second", "planned"))
         table.add_row(row["name"], *numbers, f"{row['ratio']:.2f}", f"{row['eager']:,.0f}")
     console.print(table)
-    within = sum(1 / FACTOR <= row["ratio"] <= FACTOR for row in rows)
+    num_close = sum(1 / FACTOR <= row["ratio"] <= FACTOR for row in rows)
     console.print(
-        f"{within} of {len(rows)} within a factor of {FACTOR:g}. Planned: without the operations between products, "
+        f"{num_close} of {len(rows)} within a factor of {FACTOR:g}. Planned: without the operations between products, "
         "which these runs fuse; eager: with them, as this project launches them. Sources: results/published-plan.json.",
         highlight=False,
     )

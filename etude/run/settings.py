@@ -152,7 +152,8 @@ def node_of(name: str, nodes: int | None, node: int | None, rendezvous: str | No
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
     if not is_port or not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", host, re.ASCII):
         raise RunError(
-            f"--rendezvous expects HOST:PORT, the address of node 0 and a free port of it (1 to 65535); got {rendezvous!r}"
+            f"--rendezvous expects HOST:PORT, the address of node 0 and a free port of it (1 to 65535); "
+            f"got {rendezvous!r}"
         )
     if nodes == 1:
         return None

@@ -25,8 +25,8 @@ __all__ = ["check_files", "gather", "measure_codebase"]
 
 
 def check_files(folder: Path) -> Config:
-    """The shape of the network of a checkpoint. Raises CheckpointError if a tensor or a file of it is missing, or a file
-    is cut off; reads no tensor."""
+    """The shape of the network of a checkpoint. Raises CheckpointError if a tensor or a file of it is missing, or a
+    file is cut off; reads no tensor."""
     network = config_of(folder)
     with torch.device("meta"):
         shapes = {name: tuple(x.shape) for name, x in ref.Transformer(network).state_dict().items()}

@@ -297,19 +297,19 @@ class Continuous:
                 continue
             # The last token is read even if all are known: its hidden state gives the next one.
             length = min(self.lengths[slot], self.max_len - 1) - 1
-            older = [other for other in by_age[:at] if is_read[other] or self.cached_lengths[other]]
-            cached = [other for other in by_age[at + 1 :] if self.cached_lengths[other]]
+            older = [source for source in by_age[:at] if is_read[source] or self.cached_lengths[source]]
+            newer = [source for source in by_age[at + 1 :] if self.cached_lengths[source]]
             sources = [
-                other
-                for other in (*older, *cached)
-                if not self.routed_lengths[other] or self.first_loads[other] == self.loads
+                source
+                for source in (*older, *newer)
+                if not self.routed_lengths[source] or self.first_loads[source] == self.loads
             ]
             if length < MIN_SHARED or not sources:
                 continue
-            same = self.tokens[sources, :length] == self.tokens[slot, :length]
-            limits = torch.tensor([self.lengths[other] for other in sources])
-            shared = same.cumprod(1).sum(1).minimum(limits).tolist()
-            num_shared, source = max(zip(shared, sources, strict=True), key=lambda pair: pair[0])
+            are_equal = self.tokens[sources, :length] == self.tokens[slot, :length]
+            limits = torch.tensor([self.lengths[source] for source in sources])
+            shared_lengths = are_equal.cumprod(1).sum(1).minimum(limits).tolist()
+            num_shared, source = max(zip(shared_lengths, sources, strict=True), key=lambda pair: pair[0])
             available = min(num_shared, self.cached_lengths[source])
             if available < num_shared and source in older and is_read[source] and num_shared >= MIN_SHARED:
                 is_read[slot] = False
@@ -319,11 +319,11 @@ class Continuous:
 
     def _copy_prefix(self, source: int, slot: int, length: int) -> None:
         self.pages.copy(self.slots.index(source), self.slots.index(slot), length)
-        known = self.routed_lengths[slot]
-        if not known:
+        num_routed = self.routed_lengths[slot]
+        if not num_routed:
             self.first_loads[slot] = self.loads
-        self.experts[slot, known:length] = self.experts[source, known:length]
-        self.cached_lengths[slot], self.routed_lengths[slot] = length, max(known, length)
+        self.experts[slot, num_routed:length] = self.experts[source, num_routed:length]
+        self.cached_lengths[slot], self.routed_lengths[slot] = length, max(num_routed, length)
 
     def _drop_cache(self, slot: int) -> None:
         """Forgets the keys and values of a context: if it goes on, it is read again."""

@@ -1,5 +1,5 @@
-"""Leaving a machine that a scheduler takes away. It sends SIGTERM or SIGUSR1 some seconds or minutes before, to the command
-`etude run`, to torchrun's agent, or to every process of the run; each of them notes the request in a folder of this
+"""Leaving a machine that a scheduler takes away. It sends SIGTERM or SIGUSR1 some seconds or minutes before, to the
+command `etude run`, to torchrun's agent, or to every process of the run; each of them notes the request in a folder of this
 machine. At the end of a step all ranks ask each other whether one of their machines has a request; if so, they save and
 leave, and the command exits with the code `CODE`.
 
@@ -8,8 +8,8 @@ leave, and the command exits with the code `CODE`.
     listen()             in a rank: the same
     check(save)          in a rank, between two steps: saves and raises Preempted if any machine has a request
 
-torchrun, too, sends SIGTERM to ranks, to stop them after another one has failed. They then end at once, since nobody else
-may be there to save with: such a signal comes without a request."""
+torchrun, too, sends SIGTERM to ranks, to stop them after another one has failed. They then end at once, since nobody
+else may be there to save with: such a signal comes without a request."""
 
 import os
 import signal

@@ -29,7 +29,8 @@ def test_slurm_starts_one_command_on_each_machine_and_again_after_a_preemption(t
         (tmp_path / name).write_text("#!/bin/bash\n" + body.replace("\\n", "\n") + "\n")
         (tmp_path / name).chmod(0o755)
     variables = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "NOTES": tmp_path, "EXIT_CODE": exit_code, "SHARED": tmp_path / "shared",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "NOTES": tmp_path, "EXIT_CODE": exit_code,
+        "SHARED": tmp_path / "shared",
         "SLURM_JOB_NAME": "etude", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": 2, "SLURM_JOB_ID": 7,
     }  # fmt: skip
     environment = {name: str(value) for name, value in variables.items()}
