@@ -273,8 +273,8 @@ EAGER = {
     "experts": (9.1, 13.2),
     "scores": (29.0, 11.0),
 }
-"""Width of a layer → bytes per value of it, forward and backward, in bfloat16: a fit to what blocks of the reference read
-and write on a CPU, which a test counts again. Kernels that fuse operations read and write less."""
+"""Width of a layer → bytes per value of it, forward and backward, in bfloat16: a fit to what blocks of the reference
+read and write on a CPU, which a test counts again. Kernels that fuse operations read and write less."""
 
 
 def adapter_bytes(config: Config, lora: int, tokens: int, remake: bool, size: int) -> int:

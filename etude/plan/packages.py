@@ -92,8 +92,8 @@ ASSUMPTIONS = (
     "Assumed: peak, for {dtype} training {peak:.3g} TFLOP/s, bandwidth and links from data sheets; nothing overlaps; "
     "operations between products are kernels of their own; episodes are as long as those, and packed rows "
     "{fullness:.0%} full. Guessed: {efficiency:.0%} of peak for matrix products, {latency:.0f} µs per collective, "
-    "{price:g} dollars per GPU hour. No stage was timed on a GPU. Not included: making tasks and scripted episodes, reading and "
-    "writing checkpoints, the CUDA context."
+    "{price:g} dollars per GPU hour. No stage was timed on a GPU. Not included: making tasks and scripted episodes, "
+    "reading and writing checkpoints, the CUDA context."
 )
 REMEDIES = (
     ("cluster.micro_rows=1",),

@@ -112,9 +112,9 @@ class Node:
 
 def start(module: str, arguments: Sequence[str], nproc: int, restarts: int, node: Node | None = None) -> int:
     """Runs `python -m module arguments`, the first of which is the run's folder, as nproc ranks on this machine;
-    returns the exit code of torchrun. If one rank dies, the group is restarted up to `restarts` times; if this process dies,
-    all ranks end. `node`: with those of other machines, whose folder has the same name. Raises Preempted if they have
-    left at a signal."""
+    returns the exit code of torchrun. If one rank dies, the group is restarted up to `restarts` times; if this process
+    dies, all ranks end. `node`: with those of other machines, whose folder has the same name. Raises Preempted if they
+    have left at a signal."""
     if node is not None and node.number:
         node.wait()
     command = [

@@ -1,7 +1,7 @@
 """Leaving a machine that a scheduler takes away. It sends SIGTERM or SIGUSR1 some seconds or minutes before, to the
-command `etude run`, to torchrun's agent, or to every process of the run; each of them notes the request in a folder of this
-machine. At the end of a step all ranks ask each other whether one of their machines has a request; if so, they save and
-leave, and the command exits with the code `CODE`.
+command `etude run`, to torchrun's agent, or to every process of the run; each of them notes the request in a folder
+of this machine. At the end of a step all ranks ask each other whether one of their machines has a request; if so,
+they save and leave, and the command exits with the code `CODE`.
 
     leaving()            in the command, before ranks start: a signal ends it
     listening(folder)    in the command and in the agent, while ranks run: a signal makes a request
