@@ -119,7 +119,7 @@ def origin(checkpoint: Path) -> tuple[Path | None, dict]:
     while (root := checkpoint.resolve().parent.parent) not in visited_roots:
         visited_roots.add(root)
         try:
-            record = read_json(root / "config.json")
+            record = read_json(root / "config.json", {"technique": str, "config": dict})
             if record["technique"] in ("recipe", "recipe full"):
                 field_names = {field.name for field in fields(Recipe)}
                 return root, {name: value for name, value in record["config"].items() if name in field_names}

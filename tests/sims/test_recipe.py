@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from kit.disk import seal_record
@@ -20,12 +22,14 @@ from kit.runs import Run
 from kit.settings import fill
 from lessons.talks import Ids
 from recipe.microrepo import transcript
+from recipe.packages.checkpoint_tasks import find_package_run
 from recipe.small import data as corpus
 from recipe.small import reinforcement
 from recipe.small import stages as recipe
 from recipe.small.agent import Language, single
 from recipe.small.latest_rollouts import MAX_ROLLOUTS
 from recipe.small.learner import Learner, language_of, load_checkpoint
+from recipe.small.micro_world import origin
 from recipe.small.tasks import compute_keep_probabilities
 from ref import rl
 from ref.network import Transformer, load_hf
@@ -393,3 +397,34 @@ def test_world_words_are_single_tokens_in_the_small_run():
     language = Language(tokenizer)
     for word in [f" m{i}" for i in range(10)] + [f" {d}" for d in range(10)] + ["\n    ", " max", " min", '"""']:
         assert len(language.encode(word)) == 1, word
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["checkpoint", "tasks", "recipes", "seed"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.fixed_dictionaries(
+        {}, optional={"technique": st.sampled_from(["recipe", "recipe full", "kl full"]) | VALUES, "config": VALUES}
+    )
+    | VALUES
+)
+@example({"technique": "recipe", "config": [1]})
+def test_a_folder_with_an_odd_record_is_no_run(tmp_path_factory, record):
+    """Whatever stands in the config.json beside a checkpoint: it comes from a run with settings, or from none."""
+    root = tmp_path_factory.mktemp("odd")
+    (root / "config.json").write_text(json.dumps(record))
+    checkpoint = root / "checkpoints" / "final"
+    run_root, run_settings = origin(checkpoint)
+    is_run = isinstance(record, dict) and record.get("technique") in ("recipe", "recipe full")
+    assert (run_root is not None) == (is_run and isinstance(record.get("config"), dict))
+    assert isinstance(run_settings, dict)
+    package_run = find_package_run(checkpoint)
+    assert package_run is None or isinstance(package_run[1]["tasks"], dict)
