@@ -15,7 +15,7 @@ def here(monkeypatch):
 
     kills: list[str] = []
 
-    def start(module: str, arguments: list[str], nproc: int, restarts: int, node: None) -> int:
+    def start(module: str, arguments: list[str], nproc: int, restarts: int, node=None) -> int:
         try:
             ranks(nproc).run(
                 dict(dp=nproc, cp=1, ep=1), calls.whole, Path(arguments[0]), json.loads(arguments[1]), *kills[:1]
