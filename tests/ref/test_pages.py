@@ -241,6 +241,21 @@ def test_the_newest_is_put_back():
     assert engine.cached_lengths == [SIZE + 1, SIZE, 0]
 
 
+def test_a_newer_context_takes_no_page_of_an_older_one():
+    """The first context waits for an answer and keeps its page. The second one, the oldest that is ready, takes that of
+    the third, which then takes none of the first."""
+    engine = Continuous(SAMPLER, 3, 2 * SIZE, budget=1000, cache_tokens=3 * SIZE)
+    draws = torch.full((2 * SIZE,), 0.5, dtype=torch.float64)
+    engine.add([3] * 4, [], draws, longest_turn=1)
+    engine.add([1] * (SIZE - 1), [], draws)
+    engine.add([2] * 4, [], draws)
+    for _ in range(2):
+        engine.step()
+    assert engine.cached_lengths == [4, SIZE, 5]
+    engine.step()
+    assert engine.cached_lengths == [4, SIZE + 1, 0]
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match=f"cache_tokens must hold a context of max_len={MAX_LEN}.*got {3 * SIZE - 1}"):
         Continuous(SAMPLER, 2, MAX_LEN, cache_tokens=3 * SIZE - 1)
