@@ -279,7 +279,7 @@ read and write on a CPU, which a test counts again. Kernels that fuse operations
 
 def adapter_bytes(config: Config, lora: int, tokens: int, remake: bool, size: int) -> int:
     """What adapters add to `saved`: A x, of `lora` values a token, which B's gradient needs."""
-    num_adapters = len(adapter_shapes_of(config, lora)) // 2 if lora else 0
+    num_adapters = len(adapter_shapes_of(config, lora)) // 2  # A and B each
     return num_adapters // (config.num_hidden_layers if remake else 1) * tokens * lora * size
 
 

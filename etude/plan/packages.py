@@ -54,6 +54,7 @@ from recipe.packages.evaluation import CHUNK
 from recipe.packages.tasks import LoadedPackage, load_packages, make_schemas, split_packages
 from ref import sft
 from ref.cpt import load_tokenizer
+from ref.lora import count_parameters
 from ref.network import Config
 from ref.rollout import batch_size
 from scaled.plan import Hardware, adapter_shapes_of, plan, shapes_of
@@ -320,7 +321,7 @@ def price_rl(c: FullRecipe, config: Config, gpus: int, hardware: Hardware, episo
         resident += 4 * parameters / gpus
     share = -(-n // gpus)
     batch = count_slots(c, share)
-    num_adapted = sum(map(math.prod, adapter_shapes_of(config, c.rl.lora).values()))
+    num_adapted = count_parameters(config, c.rl.lora)
     state = 4 * (parameters + num_adapted) + 8 * (num_adapted or parameters)  # weights and moments
     sampling = sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size) + state / gpus
     link = hardware.node_bandwidth if gpus <= hardware.node else hardware.network_bandwidth
@@ -392,8 +393,7 @@ def advise(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, episod
         return ""
     state, subject = 16 * network.parameters(), "full-parameter training holds"
     if rank := min(c.sft.lora, c.rl.lora):
-        num_adapted = sum(map(math.prod, adapter_shapes_of(network, rank).values()))
-        state, subject = 4 * network.parameters() + 16 * num_adapted, f"LoRA of rank {rank} holds"
+        state, subject = 4 * network.parameters() + 16 * count_parameters(network, rank), f"LoRA of rank {rank} holds"
     opening = (
         f"On {gpus} × {hardware.memory / 1e9:.0f} GB not every stage fits: {subject} {state / 1e9:.1f} GB of weights, "
         f"gradients and moments in float32 on all ranks together."

@@ -70,9 +70,8 @@ RUNS = (
 def compare() -> list[dict]:
     """A row for each run: its fields, and of the plan on H100 `planned` (tokens per second of each GPU), `ratio`
     (planned to published) and `eager`, the plan with the operations between products."""
-    rows, hardware = [], hardware_of("h100")
+    rows, hardware, network = [], hardware_of("h100"), network_of("qwen3_30b_a3b")
     for run in RUNS:
-        network = network_of("qwen3_30b_a3b")
         config = replace(network, max_position_embeddings=max(run.length, network.max_position_embeddings))
         layout = Layout(run.gpus // run.cp, run.cp, run.ep)
         step = plan(config, layout, run.rows * layout.dp, run.length)

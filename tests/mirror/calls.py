@@ -25,6 +25,7 @@ from recipe.full.stages import quiet, reinforced
 from recipe.small.micro_world import CheckpointTasks
 from ref import muon as ref_muon
 from ref.engine.sampler import Sampler
+from ref.lora import is_adapter
 from ref.network import Config
 from ref.network import fast as ref_model
 from ref.network.gradients import experts_swiglu
@@ -490,10 +491,10 @@ def traffic(config, state, ids, lora=0):
 
 
 def with_adapters(config, lora):
-    """A network whose adapters, of this rank, and frozen weights hold some numbers."""
+    """A network with adapters of this rank, which hold some numbers; without any for 0."""
     model = network.Transformer(config, lora=lora)
     for name, p in model.named_parameters():
-        if p.requires_grad:
+        if is_adapter(name):
             torch.nn.init.normal_(p.data, std=0.1)
     return model
 

@@ -189,13 +189,13 @@ def test_two_machines_of_which_one_is_taken_away_leave_with_a_state_and_go_on_th
     words[words.index("--nproc") + 1] = "1"
     words += ["--resume-or-begin", "--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--node"]
     for code in (75, 0):
-        said = [tmp_path / f"said-{code}-{node}" for node in range(2)]
-        machines = [forks.begin(on_loopback, *words, str(node), said=said[node]) for node in range(2)]
+        logs = [tmp_path / f"log-{code}-{node}" for node in range(2)]
+        machines = [forks.begin(on_loopback, *words, str(node), said=logs[node]) for node in range(2)]
         if code:
             wait_for_step(out, 6, machines[0])
             agents = {parent(parent(pid)): parent(pid) for pid in pids(out)}
             os.kill(agents[machines[1].pid], signal.SIGTERM)
-        for machine, path in zip(machines, said, strict=True):
+        for machine, path in zip(machines, logs, strict=True):
             machine.join(120)
             text = path.read_text()
             assert machine.exitcode == code and "Traceback" not in text, text

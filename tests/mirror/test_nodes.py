@@ -39,8 +39,8 @@ def test_a_run_goes_on_after_a_rank_and_after_a_machine_was_lost(tmp_path):
     agents[1].kill()
     agents[1].join()
     agents[1] = forks.begin(agent, 1, port, tmp_path, said=tmp_path / "said-again")
-    for process, said in zip(agents, ("said-0", "said-again"), strict=True):
-        forks.end(process, tmp_path / said, 120)
+    for process, log in zip(agents, ("said-0", "said-again"), strict=True):
+        forks.end(process, tmp_path / log, 120)
     assert (tmp_path / "state").read_text() == f"{STEPS} {FINAL}"
 
 

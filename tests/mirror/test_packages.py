@@ -109,6 +109,14 @@ def words(out, start, recipes, *sets):
     return "run", "recipe", *options, "--tasks", recipes, *(word for item in (*SETS, *sets) for word in ("--set", item))
 
 
+def async_words(out, checkpoint, *options, **changes):
+    """The command of asynchronous RL from a checkpoint of such a run, with some settings changed."""
+    sets = {"checkpoint": checkpoint, "workers": 1, "rl.steps": 2, "rl.prompts": 1, "rl.rollouts": 4} | {
+        "rl.replay": "none", "rl.max_len": 1000, "rl.turn_tokens": 100, "rl.payment.effort_price": 0.001, **changes,
+    }  # fmt: skip
+    return "run", "async-rl", "--out", out, *options, *(w for k, v in sets.items() for w in ("--set", f"{k}={v}"))
+
+
 @pytest.fixture(scope="module")
 def finished(start, recipes, tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "through"
@@ -301,22 +309,7 @@ def test_services_go_on_with_the_tasks_of_the_run(start, recipes, finished, tmp_
     if not (finished / "report.json").exists():
         assert ask(*words(finished, start, recipes))[0] == 0
     out, checkpoint = tmp_path / "async", finished / "checkpoints" / "sft"
-    sets = {
-        "checkpoint": checkpoint,
-        "staleness": 0,
-        "workers": 1,
-        "slots": 4,
-        "heldout": 1,
-        "samples": 1,
-        "rl.steps": 2,
-        "rl.prompts": 1,
-        "rl.rollouts": 4,
-        "rl.replay": "none",
-        "rl.max_len": 1000,
-        "rl.turn_tokens": 100,
-        "rl.payment.effort_price": 0.001,
-    }
-    code, _, error = ask("run", "async-rl", "--out", out, *(w for k, v in sets.items() for w in ("--set", f"{k}={v}")))
+    code, _, error = ask(*async_words(out, checkpoint, staleness=0, slots=4, heldout=1, samples=1))
     assert code == 0, error
     report = json.loads((out / "report.json").read_text())
     assert report["result"]["oldest"] == 0 and {"success_before", "success_after"} <= report["result"].keys()

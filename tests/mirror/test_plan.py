@@ -97,8 +97,8 @@ def test_bytes_sent_with_adapters(shape, layout):
     """Frozen weights are gathered, and send no gradients."""
     config, ids = SHAPES[shape], torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(1))
     for remake, sent, _ in play(layout, calls.traffic, config, None, ids, 4):
-        found = plan(config, Layout(**layout), 4, 16, computed=4, crossing=0, remake=remake, lora=4)
-        assert sent.get("allgather_base", 0) + sent.get("reduce_scatter_base", 0) == found.fsdp + found.attention
+        planned = plan(config, Layout(**layout), 4, 16, computed=4, crossing=0, remake=remake, lora=4)
+        assert sent.get("allgather_base", 0) + sent.get("reduce_scatter_base", 0) == planned.fsdp + planned.attention
 
 
 @pytest.mark.parametrize("layout", EVERY, ids=NAMES)
@@ -135,13 +135,13 @@ def test_memory_with_adapters(shape, layout):
     """Gradients and moments of the adapters alone, whose inputs autograd keeps as those of all weights."""
     config = SHAPES[shape]
     ids = torch.randint(0, 50, (4, 1024), generator=torch.Generator().manual_seed(1))
-    found, whole = (plan(config, Layout(**layout), 4, 1024, computed=4, remake=False, lora=lora) for lora in (4, 0))
-    assert found.moments < whole.moments / 2
+    planned, whole = (plan(config, Layout(**layout), 4, 1024, computed=4, remake=False, lora=lora) for lora in (4, 0))
+    assert planned.moments < whole.moments / 2
     ranks = play(layout, calls.kept, config, ids, False, None, 4)
     for state, *_ in ranks:
-        assert state <= found.weights + found.gradients + found.moments <= 1.05 * state
+        assert state <= planned.weights + planned.gradients + planned.moments <= 1.05 * state
     activations = sum(kept for _, kept, _ in ranks) / len(ranks)
-    assert activations == pytest.approx(found.activations, rel=0.1)
+    assert activations == pytest.approx(planned.activations, rel=0.1)
 
 
 def packed(length: int, longest: int) -> torch.Tensor:

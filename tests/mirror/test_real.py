@@ -249,9 +249,9 @@ def test_rl_on_packages_from_smollm2(tmp_path, ask, here):
     def run(out, *more):
         return ask("run", "recipe", *options, "--out", out, "--checkpoint", start, "--tasks", recipes, *sets, *more)
 
-    code, said, error = run(out)
-    assert code == 0 and f"report: {out / 'report.html'}" in said, error
-    assert "chat format: the default one" in said
+    code, printed, error = run(out)
+    assert code == 0 and f"report: {out / 'report.html'}" in printed, error
+    assert "chat format: the default one" in printed
     result = json.loads((out / "report.json").read_text())["stages"]["eval"]
     assert result["checkpoint"]["valid_calls"]["value"] == 0 and result["before"]["valid_calls"]["value"] > 0.5
     assert len(list((out / "episodes").glob("*/*.jsonl"))) == 3 * 4

@@ -351,6 +351,19 @@ def test_a_budget_bounds_a_step():
     assert max(sizes) <= 3 + 5 and sum(sizes[:8]) >= 8 * 6
 
 
+def test_a_budget_bounds_a_step_in_which_a_whole_prompt_is_copied():
+    """The last token of the copy is read, and the budget of the others is what it was."""
+    engine = Continuous(Sampler(MODELS[0], torch.float64), 3, 40, budget=5)
+    sizes, draws = read(engine), torch.full((40,), 0.5, dtype=torch.float64)
+    engine.add([1] * 20, [99], draws)
+    while engine.lengths[0] < 22:
+        engine.step()
+    engine.add([1] * 20, [99], draws)
+    engine.add([2] * 20, [99], draws)
+    engine.step()
+    assert sizes[-1] == 1 + 1 + (1 + 5)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="slots must be at least 1; got 0"):
         Continuous(Sampler(MODELS[0], torch.float64), 0, 10)

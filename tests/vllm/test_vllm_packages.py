@@ -9,7 +9,7 @@ from kit.disk import read_lines
 from ref.network import load_hf
 from scaled.async_rl import services
 from tests.mirror.conftest import here  # noqa: F401 – a fixture
-from tests.mirror.test_packages import finished, recipes, start, words  # noqa: F401 – fixtures
+from tests.mirror.test_packages import async_words, finished, recipes, start, words  # noqa: F401 – fixtures
 
 pytestmark = pytest.mark.vllm
 
@@ -19,23 +19,8 @@ def test_rl_on_packages(start, recipes, finished, tmp_path, ask, here):  # noqa:
     bfloat16's rounding, and after the last step another network is there."""
     assert ask(*words(finished, start, recipes, "rl.steps=1"))[0] == 0
     out, checkpoint = tmp_path / "async", finished / "checkpoints" / "sft"
-    sets = {
-        "checkpoint": checkpoint,
-        "staleness": 2,
-        "workers": 1,
-        "slots": 8,
-        "heldout": 0,
-        "timeout": 120,
-        "rl.steps": 3,
-        "rl.prompts": 1,
-        "rl.rollouts": 4,
-        "rl.replay": "none",
-        "rl.max_len": 1000,
-        "rl.turn_tokens": 100,
-        "rl.payment.effort_price": 0.001,
-    }
-    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
-    code, _, error = ask("run", "async-rl", "--engine", "vllm", "--out", out, *options)
+    changes = {"staleness": 2, "slots": 8, "heldout": 0, "timeout": 120, "rl.steps": 3}
+    code, _, error = ask(*async_words(out, checkpoint, "--engine", "vllm", **changes))
     assert code == 0, error
     assert json.loads((out / "report.json").read_text())["result"]["restarts"] == 0
     folder = out / "services"
@@ -45,7 +30,7 @@ def test_rl_on_packages(start, recipes, finished, tmp_path, ask, here):  # noqa:
     for _, rollouts in services.trained(folder):
         assert len(rollouts) == 4 and not any(rollout.failure for rollout in rollouts)
         for rollout in rollouts:
-            assert rollout.reward == pytest.approx(rollout.metrics["success"], abs=1) and rollout.transcript
+            assert rollout.reward <= rollout.metrics["success"] and rollout.transcript  # less the price of effort
             calls += rollout.metrics["calls"]
             for segment in rollout.chain.segments:
                 is_first = segment.sampled & (segment.version == 0)
