@@ -17,17 +17,18 @@ Two tables are all that the method needs: the syntax tree of each file, and whic
 
 (2) is what makes a slice safe: no test outside of G ever was in it, so few can miss it, and (4) finds those that do. It
 need not be a function. A slice may be one branch of an `if`, a handler of an exception, or such pieces of several
-files, and so it finds features inside of functions. Two other ways stand beside it. `bodies` takes one function's body,
-which breaks the tests of all who call it. `symbols` takes a whole function or class, with what imports and lists it. It
-leaves no hole that could be filled: the agent has to find out where the thing belongs.
+files, and so it finds features inside of functions. Three other ways stand beside it. `bodies` takes one function's
+body, which breaks the tests of all who call it. `symbols` takes a whole function or class, with what imports and lists
+it. It leaves no hole that could be filled: the agent has to find out where the thing belongs. `statements` takes a
+single statement of a function, for models that cannot write a body yet.
 
 What stands in a hole
-A function whose body goes raises NotImplementedError. It could not be `pass`: None would travel on, and tests would
-fail far away for reasons that tell nothing, or pass where None is what they wait for. A suite of an `if`, `else`,
-`except`, `case`, loop, `with` or class that goes becomes `pass`, of a `while` loop `break`, for it might never end
-otherwise. It does not raise: a traceback would lead to the line. Who reads the source still sees the condition. An
-`elif` that goes leaves nothing. A docstring stays, for it is the specification; comments directly above what goes are
-removed with it, for they tell how it was done.
+A function whose body goes raises NotImplementedError, and so does one of which a single statement goes, at its place.
+It could not be `pass`: None would travel on, and tests would fail far away for reasons that tell nothing, or pass where
+None is what they wait for. A suite of an `if`, `else`, `except`, `case`, loop, `with` or class that goes becomes
+`pass`, of a `while` loop `break`, for it might never end otherwise. It does not raise: a traceback would lead to the
+line. Who reads the source still sees the condition. An `elif` that goes leaves nothing. A docstring stays, for it is
+the specification; comments directly above what goes are removed with it, for they tell how it was done.
 
 What makes a piece hard? (5) counts doublings: of lines, functions, files, tests that must pass together, and places
 that use what is gone.
@@ -42,7 +43,8 @@ Where this file departs from the release, which gives neither an algorithm nor a
    all-solved, which have no gradient in GRPO.
 3. Statements that run at import (of modules and classes) never are in a slice: all tests depend on them.
 4. A function that would no longer be a generator is left whole by a slice. Its callers would see another type, executed
-   or not. Where a generator's whole body goes, it raises when it is called, not when it is read.
+   or not. `statements` takes none that yields. Where a generator's whole body goes, it raises when it is called, not
+   when it is read.
 5. `symbols` offers functions and classes of modules only, and none that a module names while it is imported. It does
    not follow attributes of objects. Whoever uses the symbol inside of a function meets a NameError there, which belongs
    to the feature.
@@ -91,6 +93,7 @@ __all__ = [
     "joined",
     "level",
     "slices",
+    "statements",
     "symbols",
     "undelete",
 ]
@@ -98,6 +101,8 @@ __all__ = [
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Suite = Sequence[ast.stmt]
 BODY_FILL = "raise NotImplementedError"
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr, ast.Assert, ast.Delete)
+"""Statements that `statements` takes out."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class Piece:
     """What is taken out of a tree of files, with all that is needed to put it back."""
 
     way: str
-    """ "slice", "body" or "symbol"; "several" where pieces are joined."""
+    """ "slice", "body", "symbol" or "statement"; "several" where pieces are joined."""
     name: str
     """Where it lies: a file with the qualified names of functions; a plus sign stands between several."""
     patches: tuple[Patch, ...]
@@ -293,6 +298,36 @@ def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
                 edit = source.cut(body[0], body[-1], BODY_FILL, with_comments=True)
                 pieces.append(Piece("body", f"{file}:{name}", (patch(file, tree[file], [edit]),)))
     return tuple(pieces)
+
+
+def statements(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
+    """One piece for each simple statement of a function (SIMPLE) that is not all that the function does: an exception
+    stands in its place. Files that are no Python have none."""
+    pieces = []
+    for file, source in _read_sources(tree):
+        for name, node in functions(source.tree):
+            body = docstring_apart(node)
+            for statement in _list_simple(source, body):
+                if body != [statement]:
+                    change = patch(file, tree[file], [source.cut(statement, statement, BODY_FILL)])
+                    if compiles(apply(change, tree[file])):
+                        pieces.append(Piece("statement", f"{file}:{name}", (change,)))
+    return tuple(pieces)
+
+
+def _list_simple(source: Source, suite: Suite) -> Iterator[ast.stmt]:
+    """Simple statements of a suite and of the suites within it, each alone in its lines; none of functions and classes
+    within it, and none that yields or is only a constant."""
+    for chunk in source.chunks(suite):
+        for statement in chunk:
+            if isinstance(statement, SIMPLE):
+                is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                yields = any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in ast.walk(statement))
+                if len(chunk) == 1 and source.alone(statement) and not is_constant and not yields:
+                    yield statement
+            elif not isinstance(statement, Function | ast.ClassDef):
+                for inner_suite, _ in suites(source, statement):
+                    yield from _list_simple(source, inner_suite)
 
 
 def symbols(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:

@@ -62,6 +62,7 @@ __all__ = [
     "joined",
     "level",
     "slices",
+    "statements",
     "symbols",
     "undelete",
 ]
@@ -233,11 +234,20 @@ def find_contained(distinct: np.ndarray, counts: np.ndarray, row_numbers: Sequen
 
 def bodies(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
     """`ref.feature_deletion.bodies` of the same tree on every rank; each takes its share of the files."""
+    return _map_over_files(tree, ref.bodies)
+
+
+def statements(tree: Mapping[str, bytes]) -> tuple[Piece, ...]:
+    """`ref.feature_deletion.statements` of the same tree on every rank; each takes its share of the files."""
+    return _map_over_files(tree, ref.statements)
+
+
+def _map_over_files(
+    tree: Mapping[str, bytes], cut: Callable[[Mapping[str, bytes]], tuple[Piece, ...]]
+) -> tuple[Piece, ...]:
     check_same_tree(tree)
     return tuple(
-        chain.from_iterable(
-            map_over_ranks(sorted(tree), lambda files: [ref.bodies({file: tree[file]}) for file in files])
-        )
+        chain.from_iterable(map_over_ranks(sorted(tree), lambda files: [cut({file: tree[file]}) for file in files]))
     )
 
 

@@ -32,11 +32,12 @@ def build_tasks(
     kind: Kind,
     known_unused: Mapping[str, Collection[str]] | None = None,
     join: int = 1,
+    single_statements: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> tuple[Package, Mapping[str, Collection[str]], MakeResult, float]:
     """The package without the test files that cannot be collected, the names of tests that no task uses (see
     `make_recipe`; `known_unused`: those that a recipe has), its tasks, and the seconds that it took. `kind`: of the
-    sandboxes. `join`: pieces that are taken out at once, at most. `progress`: hears how many runs of the tests were
+    sandboxes. `join`, `single_statements`: see `make_tasks`. `progress`: hears how many runs of the tests were
     made, now and then. Raises ValueError for what is no material, and RunError."""
     since = time.monotonic()
     runner = Sandboxed(partial(open_sandbox, kind=kind, limits=LIMITS), jobs, seconds, progress)
@@ -51,7 +52,7 @@ def build_tasks(
         unused["ungradable"] = ungradable(package, passed, grader, grading_timeout(seconds))
         runner.skipped_tests |= {*unused["ungradable"]}
         refuse_ungradable(package, passed, unused["ungradable"])
-    result = drop_flagged_tasks(make_tasks(package, runner, join=join), package)
+    result = drop_flagged_tasks(make_tasks(package, runner, join=join, single_statements=single_statements), package)
     return package, unused, result, time.monotonic() - since
 
 

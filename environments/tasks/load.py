@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from environments.sandbox.cache import cache_folder
 from environments.sandbox.open import Kind
@@ -19,7 +20,7 @@ from environments.tasks.task_cache import load_task, save_task
 from kit.disk import read_json
 from kit.settings import RunError
 
-__all__ = ["list_recipes", "load_tasks", "read_recipe", "recipe_paths", "unused_tests"]
+__all__ = ["list_recipes", "load_tasks", "read_recipe", "recipe_paths", "unused_tests", "ways_of"]
 
 
 def read_recipe(path: Path) -> dict:
@@ -36,8 +37,8 @@ def read_recipe(path: Path) -> dict:
             *about_package["flaky"],
         ]
         texts += about_package["ungradable"]
-        if type(recipe.get("join", 1)) is not int:
-            raise TypeError("join")
+        if type(recipe.get("join", 1)) is not int or type(recipe.get("single_statements", False)) is not bool:
+            raise TypeError("join, single_statements")
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("text")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -50,6 +51,11 @@ def read_recipe(path: Path) -> dict:
 def unused_tests(recipe: Mapping) -> dict[str, list[str]]:
     """The tests that a recipe does not use: another machine would find others."""
     return {reason: recipe["package"][reason] for reason in ("slow", "flaky", "ungradable")}
+
+
+def ways_of(recipe: Mapping) -> dict[str, Any]:
+    """The arguments of `make_tasks` that a recipe was made with."""
+    return {"join": recipe.get("join", 1), "single_statements": recipe.get("single_statements", False)}
 
 
 def recipe_paths(path: Path) -> Iterator[Path]:
@@ -86,9 +92,10 @@ def load_tasks(
     tasks = {name: load_task(cache, name, package) for name in names}
     if None in tasks.values():
         say(f"{path}: making its tasks again, once; they are stored for later")
-        join = recipe.get("join", 1)
         try:
-            package, _, result, _ = build_tasks(package, jobs, seconds, kind, unused_tests(recipe), join, progress)
+            package, _, result, _ = build_tasks(
+                package, jobs, seconds, kind, unused_tests(recipe), **ways_of(recipe), progress=progress
+            )
         except ValueError as error:
             raise RunError(str(error)) from None
         for built_task in result.tasks:

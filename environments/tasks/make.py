@@ -35,6 +35,7 @@ from ref.feature_deletion import (
     faults,
     joined,
     slices,
+    statements,
     symbols,
 )
 from ref.source_text import Patch
@@ -156,10 +157,17 @@ def unions(pieces: Sequence[Piece], max_pieces: int) -> tuple[Piece, ...]:
 
 
 def make_tasks(
-    package: Package, runner: Runner, min_tests: int = 3, max_share: float = 0.5, repeats: int = 3, join: int = 1
+    package: Package,
+    runner: Runner,
+    min_tests: int = 3,
+    max_share: float = 0.5,
+    repeats: int = 3,
+    join: int = 1,
+    single_statements: bool = False,
 ) -> MakeResult:
-    """All tasks of a package. `join`: up to so many pieces that are tasks are also taken out at once. Raises ValueError
-    where its own tests do not pass: then it is no material."""
+    """All tasks of a package. `join`: up to so many pieces that are tasks are also taken out at once.
+    `single_statements`: also tasks of one statement each, the easiest. Raises ValueError where its own tests do not
+    pass: then it is no material."""
     files = {**package.files, **package.tests}
     before, flaky = baseline(runner, files, repeats)
     if sum(outcome == "passed" for outcome in before.values()) < min_tests:
@@ -172,8 +180,9 @@ def make_tasks(
     stable = {test: lines for test, lines in runner.coverage(files).items() if before.get(test) == "passed" or not test}
     source = {name: data for name, data in package.files.items() if name.endswith(".py")}
     pieces = [*slices(source, stable, min_tests, max_share), *bodies(source), *symbols(source)]
+    pieces += statements(source) if single_statements else ()
     tasks, reasons = _check_pieces(package, runner, pieces, before, min_tests)
-    parts = [task.piece for task in tasks]
+    parts = [task.piece for task in tasks if task.piece.way != "statement"]
     joined_pieces = unions(parts, join) if join > 1 else ()
     joined_tasks, joined_reasons = (
         _check_pieces(package, runner, joined_pieces, before, min_tests, parts) if joined_pieces else ((), {})

@@ -34,7 +34,12 @@ def terse(piece: Piece, visible: Sequence[str]) -> str:
     subject = f"`{names[0]}` in {file}" + (
         f" and {len(names) + len(more_files) - 1} more" if len(names) + len(more_files) > 1 else ""
     )
-    verbs = {"slice": "lost part of what it did", "body": "is not implemented any more", "symbol": "is gone"}
+    verbs = {
+        "slice": "lost part of what it did",
+        "body": "is not implemented any more",
+        "symbol": "is gone",
+        "statement": "lacks one statement",
+    }
     verb = verbs.get(piece.way, "are gone, or lost part of what they did")
     sentence = f"{subject} {verb}. Bring {'it' if piece.way in verbs else 'them'} back"
     tests = [test.rpartition("::")[2] for test in visible]

@@ -51,11 +51,16 @@ def prepare_package(
 
 
 def make_recipe(
-    spec: str, package: Package, unused: Mapping[str, Collection[str]], result: MakeResult, join: int = 1
+    spec: str,
+    package: Package,
+    unused: Mapping[str, Collection[str]],
+    result: MakeResult,
+    join: int = 1,
+    single_statements: bool = False,
 ) -> dict:
     """The recipe. `spec`: what the package was asked for by. `unused`: files of tests that are left out, tests that are
-    slow, and tests that the grader does not see pass ("ungradable"): what no task uses. `join`: see `make`; it stands
-    there where it is more than 1."""
+    slow, and tests that the grader does not see pass ("ungradable"): what no task uses. `join`,
+    `single_statements`: see `make`; they stand there where they are not 1 and False."""
     about = {name: getattr(package, name) for name in ("name", "version", "licence", "origin", "digest")}
     return {
         "package": {
@@ -65,6 +70,7 @@ def make_recipe(
             "flaky": list(result.flaky),
         },
         **({"join": join} if join > 1 else {}),
+        **({"single_statements": True} if single_statements else {}),
         "pieces": {"tried": result.piece_count, **dict(sorted(result.why_not.items()))},
         "tasks": [_make_row(task) for task in sorted(result.tasks, key=lambda task: task.id)],
     }

@@ -49,13 +49,16 @@ def tasks_make(
             help="Also delete up to this many pieces of different files at once, for harder tasks.", **integer_option(1)
         ),
     ] = 1,
+    statements: Annotated[
+        bool, typer.Option("--statements", help="Also delete single statements of functions, for easier tasks.")
+    ] = False,
     sandbox: Annotated[str, SANDBOX] = "bubblewrap",
 ) -> None:
     """Make tasks from packages: delete a feature, keep its tests.
 
     Code of packages runs in sandboxes only."""
     if not importlib.import_module("etude.tasks.build").make_all(
-        packages, out, jobs or process.cores(), seconds, overwrite, sandbox, join
+        packages, out, jobs or process.cores(), seconds, overwrite, sandbox, join, statements
     ):
         raise typer.Exit(2)
 

@@ -27,7 +27,7 @@ from environments.tasks.build import build_tasks, grading_timeout, judges_of
 from environments.tasks.check import check as graded
 from environments.tasks.check import exam_of
 from environments.tasks.levels import bits_of, sorted_by
-from environments.tasks.load import list_recipes, load_tasks, read_recipe, unused_tests
+from environments.tasks.load import list_recipes, load_tasks, read_recipe, unused_tests, ways_of
 from environments.tasks.make import MakeResult, Task
 from environments.tasks.package import Package
 from environments.tasks.recipe import compare_recipe, make_recipe
@@ -60,10 +60,11 @@ def build_with_progress(
     kind: Kind,
     known_unused: Mapping[str, Collection[str]] | None = None,
     join: int = 1,
+    single_statements: bool = False,
 ) -> tuple[Package, Mapping[str, Collection[str]], MakeResult, float]:
     """See `build_tasks`; a line says how far it is."""
     with progress_line(f"{package.name} {package.version}") as line:
-        return build_tasks(package, jobs, seconds, kind, known_unused, join, line)
+        return build_tasks(package, jobs, seconds, kind, known_unused, join, single_statements, line)
 
 
 def load_with_progress(
@@ -84,11 +85,13 @@ def make_all(
     overwrite: bool,
     kind: Kind = "bubblewrap",
     join: int = 1,
+    single_statements: bool = False,
 ) -> bool:
     """Writes OUT/NAME-VERSION.json for each package, and says how many tasks each gave. A package that gives none is
     said in one line, and the next one comes. A recipe that is there stays, unless `overwrite`. `kind`: of the
-    sandboxes. `join`: pieces that are taken out at once, at most. True if all packages gave tasks."""
+    sandboxes. `join`, `single_statements`: see `make_tasks`. True if all packages gave tasks."""
     rows, all_succeeded = [], True
+    operation = name_operation("made", single_statements)
     for spec in specs:
         try:
             package = package_of(spec, cache_folder() / "sdists")
@@ -96,12 +99,14 @@ def make_all(
             if path.exists() and not overwrite:
                 print(f"{path} already exists; --again overwrites it")
                 continue
-            if time_hint := task_times.format_expected_duration("made", package, join, jobs, kind):
+            if time_hint := task_times.format_expected_duration(operation, package, join, jobs, kind):
                 print(time_hint, flush=True)
-            package, unused, task_set, elapsed = build_with_progress(package, jobs, seconds, kind, join=join)
+            package, unused, task_set, elapsed = build_with_progress(
+                package, jobs, seconds, kind, join=join, single_statements=single_statements
+            )
             if not task_set.tasks:
                 raise ValueError(f"{package.name} {package.version}: {without_tasks(task_set)}")
-            task_times.remember("made", package, join, jobs, kind, elapsed)
+            task_times.remember(operation, package, join, jobs, kind, elapsed)
         except (RunError, ValueError, OSError) as error:
             print(f"{spec}: {one_line(str(error), 500)}", file=sys.stderr)
             all_succeeded = False
@@ -111,7 +116,8 @@ def make_all(
             all_succeeded = False
             continue
         out.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(make_recipe(spec, package, unused, task_set, join), indent=1) + "\n")
+        recipe = make_recipe(spec, package, unused, task_set, join, single_statements)
+        atomic_write(path, json.dumps(recipe, indent=1) + "\n")
         for task in task_set.tasks:
             save_task(cache_folder() / "tasks", task, package)
         rejections = ", ".join(f"{count} {kind}" for kind, count in sorted(task_set.why_not.items()))
@@ -132,6 +138,11 @@ def make_all(
     if rows:
         next_steps.show(next_steps.of_tasks(out, checked=False))
     return all_succeeded
+
+
+def name_operation(name: str, single_statements: bool) -> str:
+    """How it is called where times are remembered: with single statements it takes longer."""
+    return f"{name} with single statements" if single_statements else name
 
 
 def without_tasks(task_set: MakeResult) -> str:
@@ -206,16 +217,17 @@ def remake_tasks(
             if package.remove_tests(recipe["package"]["left out"]).digest != recipe["package"]["digest"]:
                 task_set = MakeResult((), 0, {}, ())
             else:
-                join, previous_checks = (
-                    recipe.get("join", 1),
+                ways, previous_checks = (
+                    ways_of(recipe),
                     read_checks(path.with_suffix(".checks.jsonl"), recipe["package"]["digest"], ask),
                 )
+                key = (name_operation("remade", ways["single_statements"]), package, ways["join"], jobs, kind)
                 todo = max(0, len(recipe["tasks"]) - len(previous_checks)) if grade else 0
-                if time_hint := task_times.format_expected_duration("remade", package, join, jobs, kind, todo):
+                if time_hint := task_times.format_expected_duration(*key, todo):
                     print(time_hint, flush=True)
                 unused = unused_tests(recipe)
-                package, _, task_set, elapsed = build_with_progress(package, jobs, seconds, kind, unused, join)
-                task_times.remember("remade", package, join, jobs, kind, elapsed)
+                package, _, task_set, elapsed = build_with_progress(package, jobs, seconds, kind, unused, **ways)
+                task_times.remember(*key, elapsed)
         except ValueError as error:
             raise RunError(str(error)) from None
         yield path, recipe, package, task_set

@@ -232,7 +232,7 @@ def test_all_tasks_of_a_recipe_are_written_and_what_differs_is_said(tmp_path, mo
     unused = {"left out": ("tests/test_other.py",), "slow": ("a",), "ungradable": ()}
     asked = []
 
-    def build_with_progress(package, jobs, seconds, kind, known, join):
+    def build_with_progress(package, jobs, seconds, kind, known, join, single_statements):
         asked.append((known, join))
         return package, unused, made, 1.0
 

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from environments.tasks.load import read_recipe, ways_of
 from environments.tasks.make import make_tasks
 from environments.tasks.recipe import SLOW, compare_recipe, make_recipe, prepare_package
 from etude.tasks import build as tasks
+from kit.settings import RunError
 from tests.environments.test_runner import NOUNS, TESTS
 from tests.environments.test_tasks import PACKAGE, Player
 
@@ -44,6 +46,20 @@ def test_a_recipe_by_hand():
     assert compare_recipe(recipe, PACKAGE, made) == ("words-1.0-other is not made any more", f"{gone} is new")
     recipe["package"]["digest"] = "other"
     assert "the files of words 1.0 are others" in compare_recipe(recipe, PACKAGE, made)[0]
+
+
+def test_a_recipe_says_whether_single_statements_are_taken_out(tmp_path):
+    made = make_tasks(PACKAGE, Player(), single_statements=True)
+    unused = {"left out": (), "slow": (), "ungradable": ()}
+    recipe = make_recipe("words", PACKAGE, unused, made, single_statements=True)
+    assert ways_of(recipe) == {"join": 1, "single_statements": True}
+    assert ways_of(make_recipe("words", PACKAGE, unused, made)) == {"join": 1, "single_statements": False}
+    path = tmp_path / "words.json"
+    path.write_text(json.dumps(recipe))
+    assert read_recipe(path) == recipe
+    path.write_text(json.dumps(recipe | {"single_statements": "yes"}))
+    with pytest.raises(RunError, match="is not a recipe of tasks"):
+        read_recipe(path)
 
 
 def test_files_that_cannot_be_collected_are_left_out():
@@ -122,10 +138,10 @@ def made_once(monkeypatch):
     seconds."""
     real, seen = tasks.build_with_progress, {}
 
-    def build_with_progress(package, jobs, seconds, kind, known=None, join=1):
-        what = (package.digest, known is None, join)
+    def build_with_progress(package, jobs, seconds, kind, known=None, **ways):
+        what = (package.digest, known is None, *sorted(ways.items()))
         if what not in seen:
-            seen[what] = real(package, jobs, seconds, kind, known, join)
+            seen[what] = real(package, jobs, seconds, kind, known, **ways)
         return seen[what]
 
     monkeypatch.setattr(tasks, "build_with_progress", build_with_progress)

@@ -58,6 +58,23 @@ class Player:
         return play(files[FILE])[1]
 
 
+def test_tasks_of_single_statements():
+    """They come beside the others, whose ids stay, and are the easiest; nothing is joined with them."""
+    before, made = make_tasks(PACKAGE, Player()), make_tasks(PACKAGE, Player(), single_statements=True)
+    added = [task for task in made.tasks if task.piece.way == "statement"]
+    assert [task for task in made.tasks if task not in added] == [*before.tasks] and len(added) == 2
+    for task in added:
+        (edit,) = task.piece.patches[0].edits
+        assert b"raise NotImplementedError" in edit.new and b"raise" not in edit.old
+        assert undelete(delete(PACKAGE.files, task.piece), task.piece) == PACKAGE.files
+        assert "lacks one statement. Bring it back" in task.terse and len(task.visible) and len(task.held_out)
+        assert task.difficulty.functions == task.difficulty.files == 1
+    bodies_bits = {task.piece.name: task.difficulty.bits for task in before.tasks if task.piece.way == "body"}
+    easier = [task.difficulty.bits < bodies_bits[task.piece.name] for task in added if task.piece.name in bodies_bits]
+    assert easier and all(easier)
+    assert not any("several" == task.piece.way for task in make_tasks(PACKAGE, Player(), single_statements=True).tasks)
+
+
 def test_making_by_hand():
     """Slices find what bodies and symbols cannot; all of them put back are the package again."""
     made = make_tasks(PACKAGE, Player())

@@ -202,6 +202,7 @@ def deleted(tree, coverage, least, most):
         feature_deletion.slices(tree, mine, least, most),
         feature_deletion.bodies(tree),
         feature_deletion.symbols(tree),
+        feature_deletion.statements(tree),
     ]
     return [(pieces, [feature_deletion.difficulty(tree, piece) for piece in pieces]) for pieces in found]
 

@@ -18,7 +18,7 @@ USER = b"from f import top, A as B\nfrom g import *\nimport g\n\ndef user(x=1):\
 
 def wanted(tree, coverage, least, most):
     """What `calls.deleted` returns, from the whole problem."""
-    found = [ref.slices(tree, coverage, least, most), ref.bodies(tree), ref.symbols(tree)]
+    found = [ref.slices(tree, coverage, least, most), ref.bodies(tree), ref.symbols(tree), ref.statements(tree)]
     return [(pieces, [ref.difficulty(tree, piece) for piece in pieces]) for pieces in found]
 
 

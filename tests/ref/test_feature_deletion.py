@@ -23,6 +23,7 @@ from ref.feature_deletion import (
     joined,
     level,
     slices,
+    statements,
     symbols,
     undelete,
 )
@@ -244,6 +245,44 @@ def test_bodies_by_hand():
         b"        # how\n        return 1\n", b"        raise NotImplementedError\n"
     )
     assert delete({"m.py": source}, found[1])["m.py"] == source.replace(b"return x # how", b"raise NotImplementedError")
+
+
+def test_statements_by_hand():
+    """Statements that end in another one's line, that yield, or that are all of a function stay."""
+    source = b'''def f(x):
+    """Doc."""
+    # how
+    y = [x,
+         1]
+    if y: return x
+    for item in y:
+        x += item
+    a = 1; b = 2
+    def inner():
+        return 3
+    return x  # done
+
+def only(): return 1
+
+def many(x):
+    z = yield x
+    z.append(1)
+'''
+    found = statements({"m.py": source, "n.py": b"no python here", "o.txt": source})
+    assert [piece.name for piece in found] == ["m.py:f"] * 3 + ["m.py:many"]
+    holes = [
+        (b"    # how\n    y = [x,\n         1]\n", b"    raise NotImplementedError\n"),
+        (b"        x += item\n", b"        raise NotImplementedError\n"),
+        (b"    return x  # done\n", b"    raise NotImplementedError\n"),
+        (b"    z.append(1)\n", b"    raise NotImplementedError\n"),
+    ]
+    for piece, (old, new) in zip(found, holes, strict=True):
+        assert delete({"m.py": source}, piece)["m.py"] == source.replace(old, new)
+
+
+def test_a_statement_without_which_the_file_does_not_compile_stays():
+    source = b"def f(x):\n    y = x\n    def g():\n        nonlocal y\n        y = 1\n    g()\n"
+    assert {piece.patches[0].edits[0].first for piece in statements({"m.py": source})} == {5, 6}
 
 
 PACKAGE = {
@@ -535,8 +574,8 @@ def test_files_of_the_standard_library(name):
         f"t{n}": {(name, line + more) for line in draw.choices(range(1, lines), k=12) for more in range(9)}
         for n in range(5)
     }
-    ways = [bodies(tree), symbols(tree), slices(tree, table, least=1, max_share=0.9)]
-    assert ways[0] and (ways[2] or lines < 100)
+    ways = [bodies(tree), symbols(tree), slices(tree, table, least=1, max_share=0.9), statements(tree)]
+    assert ways[0] and (ways[2] and ways[3] or lines < 100)
     for way in ways:
         for piece in draw.sample(way, min(5, len(way))):
             holds(tree, piece)
