@@ -6,6 +6,7 @@
     rl               gather the sampler's weights, sample, train on the packed rows, and twice a forward pass for the KL
                      to the reference
     eval             sample held-out tasks before and after RL
+    decode           rank 0 times speculative decoding on its CPU, while the others wait
 
 Decoding reads the weights once per token of the longest conversation, or computes, whichever takes longer. Lengths of
 conversations are those of the small world's demonstrations in the network's own tokens. `packages.py` prices the stages
@@ -29,9 +30,10 @@ from etude.plan.step import COUNTS, cells
 from kit.disk import atomic_write
 from kit.settings import RunError
 from recipe.full.settings import FullRecipe
-from recipe.full.stages import layout, rows_of_step, trained
+from recipe.full.stages import layout, rows_of_step, stages_of, trained
 from recipe.small.agent import Language
 from recipe.small.demonstrations import context, lessons
+from recipe.small.evaluation import WAYS
 from ref import cpt
 from ref.mtp import MTP
 from ref.network import Config
@@ -62,6 +64,8 @@ __all__ = [
 
 FULLNESS = 0.95
 """Share of a packed row that is not padding: a guess."""
+HOST_SIZE, HOST_BANDWIDTH = 4, 10e9
+"""Bytes of a weight in the stage decode, and bytes a second that one thread of a CPU reads: a guess."""
 BYTES_PER_TOKEN = 3.5
 """Bytes of code per token, if there is no tokenizer to count with: a guess."""
 ASSUMPTIONS = (
@@ -91,6 +95,8 @@ class Conversations:
     """Number of demonstrations that were counted."""
     has_tokenizer: bool
     """Whether they were counted with the network's tokenizer."""
+    own: float = 0.0
+    """The agent's own tokens, on average."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,9 @@ def conversations(c: FullRecipe, folder: Path | None, count: int = 200) -> Conve
     ):
         lengths.append(sum(len(segment.tokens) for segment in demonstration.chain.segments) / size)
         own_lengths.append(sum(int(segment.sampled.sum()) for segment in demonstration.chain.segments) / size)
-    return Conversations(float(np.mean(lengths)), float(np.max(own_lengths)), count, has_tokenizer)
+    return Conversations(
+        float(np.mean(lengths)), float(np.max(own_lengths)), count, has_tokenizer, float(np.mean(own_lengths))
+    )
 
 
 def prices(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, talk: Conversations) -> list[Price]:
@@ -144,10 +152,14 @@ def prices(c: FullRecipe, network: Config, gpus: int, hardware: Hardware, talk: 
     n = c.rl.prompts * c.rl.rollouts
     memory, seconds = price_rl_step(c, stretched, gpus, hardware, talk)
     stage_prices.append(make_price(c, "rl", gpus, hardware, c.rl.steps, n * talk.tokens, memory, seconds))
-    tasks, size = c.evaluation.tasks * c.evaluation.samples, 2 if t.dtype == "bfloat16" else 4
+    tasks, size = c.evaluation.tasks * c.evaluation.samples, 2 if t.sampler_dtype == "bfloat16" else 4
     memory = stretched.parameters() * size + cache(stretched, -(-tasks // gpus) * talk.tokens, size)
-    seconds = 2 * decoding(stretched, -(-tasks // gpus), size, hardware.computing_in(t.dtype), talk)
+    seconds = 2 * decoding(stretched, -(-tasks // gpus), size, hardware.computing_in(t.sampler_dtype), talk)
     stage_prices.append(make_price(c, "eval", gpus, hardware, 1, 2 * tasks * talk.tokens, memory, seconds))
+    if "decode" in stages_of(c):
+        tokens = len(WAYS) * c.evaluation.decode_tasks * talk.own
+        seconds = tokens * HOST_SIZE * stretched.parameters() / HOST_BANDWIDTH
+        stage_prices.append(make_price(c, "decode", gpus, hardware, c.evaluation.decode_rounds, tokens, 0.0, seconds))
     return stage_prices
 
 
@@ -365,7 +377,13 @@ def describe(c: FullRecipe, talk: Conversations, machine: Hardware) -> str:
         "latency": machine.latency * 1e6,
         "price": machine.price,
     }
-    return ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers)
+    text = ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers)
+    if "decode" in stages_of(c):
+        text += (
+            f" The stage decode runs on one thread of a CPU, which is guessed to read {HOST_BANDWIDTH / 1e9:g} GB/s, and "
+            f"holds {len(WAYS)} copies of the network in float32 there; evaluation.decode_rounds=0 leaves it out."
+        )
+    return text
 
 
 def span(seconds: float) -> str:

@@ -42,10 +42,12 @@ STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 def stages_of(record: dict) -> tuple[str, ...]:
     """The stages of a run, in order: those of the recipe, or of a run on packages."""
     config = record.get("config") or {}
+    has_drafts = (config.get("cluster") or {}).get("drafts", True)
     if (config.get("tasks") or {}).get("recipes") is None:
-        return STAGES
+        times_decoding = has_drafts and (config.get("evaluation") or {}).get("decode_rounds") != 0
+        skipped_stages = {"mtp": not has_drafts, "decode": not times_decoding}
+        return tuple(stage for stage in STAGES if not skipped_stages.get(stage))
     has_corpus = (config.get("data") or {}).get("corpus") is not None
-    has_drafts = has_corpus and (config.get("cluster") or {}).get("drafts", True)
     pretraining = (("cpt", "mtp", "long") if has_drafts else ("cpt", "long")) if has_corpus else ()
     return ("tasks", "data", *pretraining, "sft", "measure", "rl", "eval")
 

@@ -31,7 +31,7 @@ from kit.runs import Run, Stage
 from kit.settings import RunError
 from recipe.full import stages as chain
 from recipe.full.settings import Cluster, FullRecipe
-from recipe.full.weights import gather
+from recipe.full.weights import count_windows, gather
 from recipe.small.agent import hash_seed
 from recipe.small.checks import check_ranges
 from recipe.small.data import data, heldout_codebase
@@ -234,6 +234,7 @@ def measure(stage: Stage | None, out: Path, c: FullRecipe, seed: int) -> None:
                 heldout_codebase(out),
                 window,
                 max_tokens=max_codebase_tokens,
+                batch=count_windows(c),
             )
             results |= {
                 "codebase_loss": codebase_score.nll / codebase_score.tokens,
@@ -245,7 +246,9 @@ def measure(stage: Stage | None, out: Path, c: FullRecipe, seed: int) -> None:
             model = gather(load_hf(out / "checkpoints" / name), getattr(torch, c.training.dtype))
             nll = budgets.demonstration_nll(model, [demonstration.chain for demonstration in local_demonstrations])
             done = partial(beat, number * len(local_tasks) * c.study.samples)
-            policy_metrics = measure_policy(model, language, local_tasks, c.small, hash_seed(seed, "cpt-rl"), done)
+            policy_metrics = measure_policy(
+                model, language, local_tasks, c.small, hash_seed(seed, "cpt-rl"), done, copy=False
+            )
             rank_results: list = [None] * dist.get_world_size()
             dist.all_gather_object(rank_results, (nll, policy_metrics))
             grids = {

@@ -118,8 +118,8 @@ def measure_moments(
                 if stage is not None:
                     stage.progress(base + done)
 
-            network = gather(load_hf(folder), getattr(torch, c.training.dtype))
-            sampler = make_sampler(c.tasks.engine, network, getattr(torch, c.training.sampler_dtype), c.tasks.slots)
+            dtype = getattr(torch, c.training.sampler_dtype)
+            sampler = make_sampler(c.tasks.engine, gather(load_hf(folder), dtype), dtype, c.tasks.slots, copy=False)
             seed = hash_seed(c.seed, "evaluation")
             policy_name = str(folder.relative_to(out)) if folder.is_relative_to(out) else str(folder)
             grids, greedy, failures = evaluation.evaluate_policy(

@@ -8,7 +8,7 @@ folder to an agent.
     sft     demonstrations or conversations, both together
     rl      Dr. GRPO (`scaled/rl.py`); the layers stay as they are
     eval    held-out tasks before and after RL, and the held-out codebase, on all ranks
-    decode  speculative decoding, timed on rank 0
+    decode  speculative decoding, timed on the CPU of rank 0; left out with evaluation.decode_rounds=0
 
 They are those of `recipe/small/stages.py`, with the same settings, batches and schedules, and leave the same records in
 the run folder. With `tasks.recipes` the agent works on real packages (`recipe/packages/`); the stages are then
@@ -53,7 +53,7 @@ from recipe.full.package_stages import (
     stopping,
 )
 from recipe.full.settings import FullRecipe
-from recipe.full.weights import check_files, gather, measure_codebase
+from recipe.full.weights import check_files, count_windows, gather, measure_codebase
 from recipe.packages.chat_format import choose_template
 from recipe.packages.data import add_empty_rows, conversations_of, make_card, pack_rows, prepare_tasks
 from recipe.packages.own_reward import load_reward
@@ -129,7 +129,7 @@ def stages_of(c: FullRecipe) -> tuple[str, ...]:
     """The stages that ranks play by default, in order."""
     if c.on_packages:
         return (*trained(c)[:-1], "measure", "rl", "eval")
-    return (*trained(c), "eval", *(["decode"] if c.has_drafts else []))
+    return (*trained(c), "eval", *(["decode"] if c.has_drafts and c.evaluation.decode_rounds else []))
 
 
 def rows_of_step(c: FullRecipe, stage: str) -> tuple[str, int, str, int]:
@@ -515,7 +515,12 @@ def measure_perplexity(c: FullRecipe, out: Path, model: Transformer, steps: int,
     if step % t.perplexity_every and step != steps:
         return {}
     nll = cpt.codebase_nll(
-        model, language_of(out).tokenizer, heldout_codebase(out), t.long_length, max_tokens=t.perplexity_tokens
+        model,
+        language_of(out).tokenizer,
+        heldout_codebase(out),
+        t.long_length,
+        max_tokens=t.perplexity_tokens,
+        batch=count_windows(c),
     )
     return {"codebase_ppl": nll.perplexity, "codebase_bpb": nll.bits_per_byte}
 
@@ -530,7 +535,6 @@ def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
         stage.total, saved_parts = 2 * len(share) * e.samples, [(stage.restore() or {}).get("parts", {})]
     dist.broadcast_object_list(saved_parts, 0)
     evaluations = saved_parts[0]
-    dtypes = {name: getattr(torch, c.training.dtype) for name in ("mid-cpt", "cpt", "sft", "final")}
     with Watchdog(out / "work" / "eval", c.cluster.timeout) as watch:
 
         def beat(base: int, done: int) -> None:
@@ -542,10 +546,10 @@ def evaluate(stage: Stage | None, out: Path, c: FullRecipe) -> None:
             if moment in evaluations:
                 continue
             preemption.check()
-            model = gather(load_hf(out / "checkpoints" / name), dtypes[name])
+            model = gather(load_hf(out / "checkpoints" / name), getattr(torch, c.training.sampler_dtype))
             seed = hash_seed(c.seed, "evaluation")
             rank_results = evaluation.measure_policy(
-                model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples)
+                model, language, share, c.small, seed, partial(beat, number * len(share) * e.samples), copy=False
             )
             all_results: list = [None] * dist.get_world_size()
             dist.all_gather_object(all_results, rank_results)

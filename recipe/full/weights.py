@@ -21,7 +21,7 @@ from scaled.network.model import Transformer, load_hf
 from scaled.runtime import sharding
 from scaled.runtime.mesh import current
 
-__all__ = ["check_files", "gather", "measure_codebase"]
+__all__ = ["check_files", "count_windows", "gather", "measure_codebase"]
 
 
 def check_files(folder: Path) -> Config:
@@ -47,6 +47,13 @@ def gather(model: Transformer, dtype: torch.dtype) -> ref.Transformer:
     return network
 
 
+def count_windows(c: FullRecipe) -> int:
+    """Windows of the held-out codebase that all ranks read at once: as many tokens as a micro-batch of pretraining has,
+    or one window for each dp rank."""
+    t = c.training
+    return current().group("dp").size * max(1, c.cluster.micro_rows * t.length // t.long_length)
+
+
 def measure_codebase(c: FullRecipe, out: Path, beat: Callable[[int], None]) -> list[dict[str, Any]]:
     """Perplexity of the held-out codebase after each stage."""
     results = []
@@ -56,6 +63,7 @@ def measure_codebase(c: FullRecipe, out: Path, beat: Callable[[int], None]) -> l
             language_of(out).tokenizer,
             heldout_codebase(out),
             c.training.long_length,
+            batch=count_windows(c),
         )
         results.append({"checkpoint": name, "perplexity": nll.perplexity, "bits_per_byte": nll.bits_per_byte})
         beat(number)

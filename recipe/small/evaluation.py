@@ -41,14 +41,20 @@ FIGURES = ("success", "best", "greedy", "tokens", "turns", "invalid_calls")
 
 
 def measure_policy(
-    model: Transformer, language: Language, tasks: list[Task], config: Recipe, seed: int, progress=lambda done: None
+    model: Transformer,
+    language: Language,
+    tasks: list[Task],
+    config: Recipe,
+    seed: int,
+    progress=lambda done: None,
+    copy: bool = True,
 ) -> dict[str, Any]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
     finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
-    `training.sampler_dtype`."""
+    `training.sampler_dtype`. `copy`: see `ref.engine.sampler.Sampler`."""
     n, r = config.evaluation.samples, config.rl
     limits = r.limits(context(language, config))
-    sampler = Sampler(model, getattr(torch, config.training.sampler_dtype))
+    sampler = Sampler(model, getattr(torch, config.training.sampler_dtype), copy=copy)
     generator = torch.Generator().manual_seed(seed)
     episodes = play(sampler, language, tasks, n, limits, r.max_turns, generator, r.temperature, progress)
     greedy = play(sampler, language, tasks, 1, limits, r.max_turns, None, temperature=0.0)
@@ -273,6 +279,8 @@ def evaluate(run: Run, config: Recipe, tasks: Iterable[Task]) -> None:
                 {"checkpoint": name, "perplexity": likelihood.perplexity, "bits_per_byte": likelihood.bits_per_byte}
             )
         conclude(stage, config, tasks, parts, results)
+    if not e.decode_rounds:
+        return
     stage = run.stage("decode", total=e.decode_rounds * len(WAYS) * e.decode_tasks, unit="tasks")
     if not stage.finished:
         stage.restore()

@@ -359,11 +359,11 @@ class ContinuousSampler(Sampler):
 
 
 def make_sampler(
-    engine: Literal["lockstep", "continuous"], model: Transformer, dtype: torch.dtype, slots: int
+    engine: Literal["lockstep", "continuous"], model: Transformer, dtype: torch.dtype, slots: int, copy: bool = True
 ) -> Sampler:
-    """A sampler whose engines are such. `slots`: contexts of a continuous engine, at most."""
+    """A sampler whose engines are such. `slots`: contexts of a continuous engine, at most. `copy`: see `Sampler`."""
     if engine == "lockstep":
-        return Sampler(model, dtype)
-    sampler = ContinuousSampler(model, dtype)
+        return Sampler(model, dtype, copy=copy)
+    sampler = ContinuousSampler(model, dtype, copy=copy)
     sampler.slots = slots
     return sampler

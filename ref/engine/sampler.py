@@ -28,9 +28,9 @@ An engine decodes contexts in slots. `ref/rollout.py` drives it, and the environ
 | replayed routing | `Segment.experts` | T−1 L K |
 """
 
-import copy
 import math
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
@@ -210,6 +210,8 @@ def check_state(states: Sequence[str], slot: int, state: str) -> None:
 class Sampler:
     """Holds a copy of a policy, and makes the engines that decode with it.
 
+    copy: False takes the weights of `model` themselves, and converts them to `dtype`: no second network is held, and
+    `model` must not be trained any more.
     rounding: applied to every weight matrix of the layers before it is stored in `dtype`, as in an engine with coarser
     weights. It includes routers and expert stacks, but not norms, embedding and head. None: no rounding."""
 
@@ -219,8 +221,10 @@ class Sampler:
         dtype: torch.dtype = torch.bfloat16,
         version: int = 0,
         rounding: Callable[[Tensor], Tensor] | None = None,
+        copy: bool = True,
     ):
-        self.model = copy.deepcopy(merged(model)).to(dtype).requires_grad_(False)
+        plain = merged(model)
+        self.model = (deepcopy(plain) if copy else plain).to(dtype).requires_grad_(False)
         self.dtype, self.version, self.rounding = dtype, version, rounding
         if rounding is not None:
             self.load(model, version)

@@ -8,7 +8,7 @@ import pytest
 
 from etude.report import page as report
 from etude.report import rollouts
-from etude.report.record import joined_lines
+from etude.report.record import STAGES, joined_lines, stages_of
 
 
 def interval(value, width=0.03):
@@ -219,6 +219,17 @@ def test_half_a_run_has_half_a_report(tmp_path, missing):
     record = json.loads(data.read_text())
     assert ("Unfinished" in page.read_text()) == (missing != "timings")
     assert bool(report.before_after(record)) == (missing not in ("eval", "all"))
+
+
+def test_stages_that_are_left_out_are_not_missing():
+    """A full run without draft layers, or without timed decoding."""
+    for config, left_out in (
+        ({}, set()),
+        ({"cluster": {"drafts": True}, "evaluation": {"decode_rounds": 5}}, set()),
+        ({"cluster": {"drafts": False}}, {"mtp", "decode"}),
+        ({"evaluation": {"decode_rounds": 0}}, {"decode"}),
+    ):
+        assert {*STAGES} - {*stages_of({"config": config})} == left_out
 
 
 def test_stages_that_train_one_after_another_are_counted_through():

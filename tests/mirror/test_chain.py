@@ -4,6 +4,7 @@ tested in test_full.py."""
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from etude.plan import recipe as prices
 from etude.run.settings import settings
 from kit.disk import hash_file, read_lines
 from recipe.full import stages as chain
+from recipe.full import weights
 from ref import lora
 from ref.network import Transformer, load_extra, load_hf, save_hf
 from ref.network.model import config_of
@@ -81,6 +83,16 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
     assert code == 2 and "was started with rl.lr" in error
 
 
+@pytest.mark.parametrize(("long_length", "expected"), [(64, 8), (65, 4), (512, 4)])
+def test_windows_that_are_read_at_once(monkeypatch, long_length, expected):
+    """On 4 dp ranks, with micro-batches of 2 rows of 64 tokens in pretraining: as many tokens, but one window at
+    least."""
+    monkeypatch.setattr(weights, "current", lambda: SimpleNamespace(group=lambda name: SimpleNamespace(size=4)))
+    c = settings("recipe", "gloo", {"training": {"length": 64, "long_length": long_length, "batch_tokens": 1024},
+                                    "cluster": {"micro_rows": 2}})  # fmt: skip
+    assert weights.count_windows(c) == expected
+
+
 def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, tmp_path, ask, here):
     """A dense Llama whose tokenizer has ChatML's tokens: SFT on conversations reads them in its own template, which
     goes with that checkpoint; the agent's turns begin with them, in RL and for transformers."""
@@ -108,12 +120,14 @@ def test_a_network_from_elsewhere_speaks_with_the_tokens_of_its_chats(tiny_run, 
         "rl.lora=2",
         "cluster.ep=1",
         "cluster.rl_cp=2",
+        "evaluation.decode_rounds=0",
     )
     code, said, error = ask(*words(out, start, *(word for one in new for word in ("--set", one))))
     assert code == 0, error
     assert f"router replay: {start} has no experts, so there is nothing to replay" in said
     assert "sft.lora=4: adapters of all projections, " in said
     check_adapters(out)
+    assert not (out / "stages" / "decode.json").exists() and "Unfinished" not in (out / "report.html").read_text()
     assert f"skipped: {tmp_path / 'chats.jsonl'}:60: not a line of JSON" in said
     told = json.loads((out / "stages" / "data.json").read_text())["result"]["conversations"]
     assert told["conversations"] == 59 and told["skipped"] == 1 and told["learned"] > 0 and told["cut"] > 0

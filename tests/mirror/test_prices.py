@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = tomllib.loads((ROOT / "examples" / "qwen3-30b-a3b.toml").read_text())
 EXAMPLE.pop("study")  # of `cpt-rl`; the command leaves it out, too
 QWEN, H200 = Config.qwen3_30b_a3b(), HARDWARE["h200"]
-TALK = prices.Conversations(tokens=100.0, longest=50.0, demonstrations=1, has_tokenizer=False)
+TALK = prices.Conversations(tokens=100.0, longest=50.0, demonstrations=1, has_tokenizer=False, own=40.0)
 
 
 def of(gpus: int, *sets: str, network: Config = QWEN) -> dict[str, prices.Price]:
@@ -45,6 +45,17 @@ def test_the_example_fits_and_takes_the_tokens_that_it_says():
         assert found["sft"].steps * found["sft"].tokens == pytest.approx(50_000 * 2 * 100 / prices.FULLNESS, rel=0.02)
         assert found["rl"].steps == 200 and found["rl"].tokens == 64 * 16 * 100
         assert all(one.layout.world == gpus for one in found.values()) and found["rl"].layout.cp == 8
+
+
+def test_decoding_is_priced_if_it_is_timed():
+    """On one CPU thread: 4 ways · 3 tasks · 40 tokens, each reads all weights in float32; the GPUs wait and are paid."""
+    found = of(8, "evaluation.decode_rounds=5", "evaluation.decode_tasks=3")["decode"]
+    read = 4 * QWEN.parameters() / prices.HOST_BANDWIDTH
+    assert found.steps == 5 and found.tokens == 480 and found.seconds == pytest.approx(5 * 480 * read)
+    assert found.dollars == pytest.approx(found.seconds / 3600 * 8 * H200.price) and found.memory == 0
+    assert "decode" not in of(8, "evaluation.decode_rounds=5", "cluster.drafts=false")
+    text = prices.describe(settings("recipe", "nccl", EXAMPLE, ("evaluation.decode_rounds=1",)), TALK, H200)
+    assert "evaluation.decode_rounds=0 leaves it out" in text
 
 
 def test_a_step_of_pretraining_is_its_micro_batches():
@@ -146,11 +157,9 @@ def test_from_the_command_line(tiny_run, tmp_path, ask):
         f"\n {stage} " in said for stage in ("cpt", "mtp", "long", "sft", "rl", "eval")
     ) and "Measured: the tokens of 200" in " ".join(said.split())
     found = json.loads((tmp_path / "recipe-plan.json").read_text())
-    assert [one["stage"] for one in found] == ["cpt", "mtp", "long", "sft", "rl", "eval"] and found[0]["layout"] == {
-        "dp": 2,
-        "cp": 1,
-        "ep": 2,
-    }
+    assert [one["stage"] for one in found] == ["cpt", "mtp", "long", "sft", "rl", "eval", "decode"] and found[0][
+        "layout"
+    ] == {"dp": 2, "cp": 1, "ep": 2}
     for words, why in (
         (["--checkpoint", start], "--checkpoint needs --recipe"),
         (["--recipe", recipe, "--rows", 2], "--rows applies to one step only"),

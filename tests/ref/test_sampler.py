@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from ref.engine.continuous import Continuous
+from ref.engine.continuous import Continuous, ContinuousSampler
 from ref.engine.sampler import Sampler, sample
 from ref.network import Config, Transformer
 from tests.talks import contexts_of
@@ -129,6 +129,20 @@ def test_the_sampler_keeps_its_own_copy():
     assert all(
         torch.equal(a.tokens, b.tokens) and torch.equal(a.logp, b.logp) for a, b in zip(before, after, strict=True)
     )
+
+
+@pytest.mark.parametrize("make", [Sampler, ContinuousSampler])
+def test_a_sampler_may_take_the_weights_themselves(make):
+    """The same tokens as of a copy, and no second network."""
+    model = network()
+    copied = make(model, torch.bfloat16)
+    taken = make(model, torch.bfloat16, copy=False)
+    assert taken.model is model and copied.model is not model
+    assert all(p.dtype is torch.bfloat16 and not p.requires_grad for p in model.parameters())
+    first, second = (
+        contexts_of(sampler, talks(), 30, generator=torch.Generator().manual_seed(1)) for sampler in (copied, taken)
+    )
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])

@@ -14,7 +14,7 @@ import numpy as np
 from etude.explorer.provenance import facts, known_facts
 from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in
 from etude.ledger import figures
-from etude.report.record import STAGES, as_triple, before_after, collect, evaluation_of, in_words, stages_of
+from etude.report.record import as_triple, before_after, collect, evaluation_of, in_words, stages_of
 from kit.disk import timings
 from kit.runs import flatten
 from kit.settings import RunError
@@ -135,11 +135,8 @@ def _list_planned_stages(config: dict) -> list[str]:
     """The stages of a run of the recipe. One of Figure 2 at full scale measures in place of the evaluation, and drafts
     nothing."""
     settings = config["config"]
-    if (settings.get("tasks") or {}).get("recipes") is not None:
-        return [*stages_of(config)]
-    skipped_stages = () if settings.get("cluster", {}).get("drafts", True) else ("mtp", "decode")
     replacements = {"eval": "measure"} if "study" in settings else {}
-    return [replacements.get(stage, stage) for stage in STAGES if stage not in skipped_stages]
+    return [replacements.get(stage, stage) for stage in stages_of(config)]
 
 
 def _read_technique(name: str, folder: Path, config: dict, touched: float) -> RunData:
