@@ -566,7 +566,7 @@ MUTANTS: list[Mutant] = [
             "self.tokens[slot, self.turn_starts[slot] : self.lengths",
             "self.tokens[slot, self.turn_starts[slot] - 1 : self.lengths",
         ),
-        ("copy.deepcopy(merged(model)).to(dtype)", "merged(model).to(dtype)"),
+        ("deepcopy(plain) if copy else plain", "plain"),
         (
             "index for index in live_rows if self.lengths[self.rows[index]] == n",
             "index for index in range(len(self.rows)) if self.lengths[self.rows[index]] == n",

@@ -380,7 +380,7 @@ def describe(c: FullRecipe, talk: Conversations, machine: Hardware) -> str:
     text = ASSUMPTIONS.format(tokens=length_source, fullness=FULLNESS, sampler=c.training.sampler_dtype, **numbers)
     if "decode" in stages_of(c):
         text += (
-            f" The stage decode runs on one thread of a CPU, which is guessed to read {HOST_BANDWIDTH / 1e9:g} GB/s, and "
+            f" The stage decode runs on one CPU thread, which is guessed to read {HOST_BANDWIDTH / 1e9:g} GB/s, and "
             f"holds {len(WAYS)} copies of the network in float32 there; evaluation.decode_rounds=0 leaves it out."
         )
     return text

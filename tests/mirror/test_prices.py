@@ -48,7 +48,7 @@ def test_the_example_fits_and_takes_the_tokens_that_it_says():
 
 
 def test_decoding_is_priced_if_it_is_timed():
-    """On one CPU thread: 4 ways · 3 tasks · 40 tokens, each reads all weights in float32; the GPUs wait and are paid."""
+    """On one CPU thread: 4 ways · 3 tasks · 40 tokens, which each read all weights in float32, while the GPUs wait."""
     found = of(8, "evaluation.decode_rounds=5", "evaluation.decode_tasks=3")["decode"]
     read = 4 * QWEN.parameters() / prices.HOST_BANDWIDTH
     assert found.steps == 5 and found.tokens == 480 and found.seconds == pytest.approx(5 * 480 * read)
