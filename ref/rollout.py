@@ -52,6 +52,7 @@ __all__ = [
     "Limits",
     "RolloutResult",
     "Rollout",
+    "MIN_BATCH",
     "batch_size",
     "check_failures",
     "common_names",
@@ -661,12 +662,12 @@ def rollout(
     temperature: float = 1.0,
     seeds: Sequence[Seed] | torch.Generator | None = None,
     threads: bool = False,
-    on_step: Callable[[], None] = lambda: None,
+    on_step: Callable[[int], None] = lambda _: None,
 ) -> list[Rollout]:
     """Runs an episode of every environment to its end. Rollouts are returned in the order of `make`, whose functions
     give new environments. `seeds`: one for each, or a generator for all. `on_step`: called after each step of the
-    driver, so with every answer of an environment at the latest. No context is longer than `limits.chaining.limit`
-    tokens.
+    driver, so with every answer of an environment at the latest, with the number of rollouts that are over. No context
+    is longer than `limits.chaining.limit` tokens.
 
     Raises ValueError if there is no environment, for given tokens outside the vocabulary, an empty prompt, an invalid
     temperature, and a policy whose log-probs are not finite. With summaries, `chaining.trigger` must exceed every
@@ -684,7 +685,7 @@ def rollout(
             driver.add(number, make_environment, seed)
         while not driver.is_empty:
             rollouts.update(driver.step())
-            on_step()
+            on_step(len(rollouts))
             driver.wait()
     finally:
         driver.close()
@@ -713,7 +714,7 @@ def sample_rollouts(
     generator: torch.Generator | None,
     map_fn: MapFunction = map_in_order,
     threads: bool = False,
-    on_step: Callable[[], None] = lambda: None,
+    on_step: Callable[[int], None] = lambda _: None,
 ) -> list[Rollout]:
     """`count` rollouts of every task, in environments that `environment(task, number)` gives; those of a task are
     adjacent. The random numbers of a rollout depend on a number that `generator`
@@ -722,7 +723,8 @@ def sample_rollouts(
 
     `on_step`: see `rollout`. `map_fn(function, batches)` may sample the batches elsewhere. How rollouts are divided
     into batches does not depend on the number of processes, because the last bit of a product depends on its number of
-    rows."""
+    rows. With environments in `threads` and a sampler of so many slots there is one batch, in which the next rollout
+    begins as soon as one is over; other samplers take MIN_BATCH."""
     stream = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
     counts: Counter[str] = Counter()
     requests: list[tuple[Any, int, int | None]] = []
@@ -734,10 +736,19 @@ def sample_rollouts(
     def sample_batch(indices: range) -> list[Rollout]:
         make = [partial(environment, *requests[index][:2]) for index in indices]
         return rollout(
-            sampler, make, chat_format, limits, temperature, [requests[index][2] for index in indices], threads, on_step
+            sampler,
+            make,
+            chat_format,
+            limits,
+            temperature,
+            [requests[index][2] for index in indices],
+            threads,
+            lambda num_over: on_step(indices.start + num_over),
         )
 
     size = batch_size(len(requests))
+    if threads:
+        size = MIN_BATCH if sampler.slots is None else len(requests)
     batches = [range(len(requests))[start : start + size] for start in range(0, len(requests), size)]
     rollouts = [*itertools.chain(*map_fn(sample_batch, batches))]
     for (task, *_), sampled_rollout in zip(requests, rollouts, strict=True):

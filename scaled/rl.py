@@ -304,7 +304,7 @@ def sample_tasks(
         draws,
         map_fn,
         tasks.is_slow,
-        stay_alive,
+        lambda _: stay_alive(),
     )
     if tasks.is_slow:
         meet()

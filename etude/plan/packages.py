@@ -2,7 +2,7 @@
 
     sft       packed rows of scripted episodes
     measure   held-out tasks with the checkpoint as it came, and after SFT
-    rl        gather the sampler's weights, sample in batches (`ref.rollout.batch_size`), run tools and tests, train on
+    rl        gather the sampler's weights, sample (`tasks.slots` rollouts at a time), run tools and tests, train on
               the packed rows, and twice a forward pass for the KL to the reference
     eval      held-out tasks after RL
     with data.corpus the pretraining of `recipe.py` comes before
@@ -50,13 +50,12 @@ from recipe.full.settings import FullRecipe
 from recipe.full.stages import layout, rows_of_step, stages_of
 from recipe.packages.chat_format import choose_template
 from recipe.packages.data import DEMONSTRATIONS, record_scripted
-from recipe.packages.evaluation import CHUNK
 from recipe.packages.tasks import LoadedPackage, load_packages, make_schemas, split_packages
 from ref import sft
 from ref.cpt import load_tokenizer
 from ref.lora import count_parameters
 from ref.network import Config
-from ref.rollout import batch_size
+from ref.rollout import MIN_BATCH
 from scaled.plan import Hardware, adapter_shapes_of, plan, shapes_of
 from scaled.runtime.mesh import Layout
 
@@ -338,17 +337,14 @@ def price_evaluation(
     """Of each task `evaluation.samples` rollouts and a greedy one, for some checkpoints."""
     samples, parameters = c.evaluation.samples, config.parameters()
     tasks = -(-episodes.heldout // gpus)
-    chunk = min(tasks, max(1, CHUNK // samples))
-    requested = chunk * samples
-    batch = count_slots(c, requested)
-    size, trained = (2 if dtype == "bfloat16" else 4 for dtype in (c.training.sampler_dtype, c.training.dtype))
+    batch, greedy_batch = count_slots(c, tasks * samples), count_slots(c, tasks)
+    size = 2 if c.training.sampler_dtype == "bfloat16" else 4
     sampling = parameters * size + sampling_bytes(config, batch, c.rl.max_len, episodes.opening, size)
-    # The checkpoint in float32 is gathered in the dtype of training, then copied; the sampler of the checkpoint before
-    # is still there.
-    loading = parameters * (trained + max(trained, 4 / gpus) + (size if moments > 1 else 0))
-    loading += size * max(map(math.prod, shapes_of(config).values()))  # each copied weight is rounded by itself
-    greedy_batches = math.ceil(tasks / count_slots(c, CHUNK))
-    batches = -(-tasks // chunk) * math.ceil(requested / batch) + greedy_batches
+    # The checkpoint in float32 is gathered in the dtype of sampling, one whole weight after another; the sampler of the
+    # checkpoint before is still there.
+    loading = parameters * (4 / gpus + size + (size if moments > 1 else 0))
+    loading += 4 * max(map(math.prod, shapes_of(config).values()))
+    batches = -(-tasks * samples // batch) - (-tasks // greedy_batch)
     total = moments * episodes.heldout * (samples + 1)
     seconds = moments * batches * decode_seconds(c, config, batch, hardware, episodes)
     seconds += total * TOOL_SECONDS / (CORES * gpus)
@@ -357,8 +353,7 @@ def price_evaluation(
 
 def count_slots(c: FullRecipe, rollouts: int) -> int:
     """How many of a rank's rollouts are sampled at once."""
-    batch = min(rollouts, batch_size(rollouts))
-    return min(batch, c.tasks.slots) if c.tasks.engine == "continuous" else batch
+    return min(rollouts, c.tasks.slots if c.tasks.engine == "continuous" else MIN_BATCH)
 
 
 def sampling_bytes(config: Config, rows: int, max_len: int, opening: int, size: int) -> float:

@@ -7,7 +7,6 @@ and the episodes themselves.
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from ref.environment import EnvironmentFailure
 from ref.rollout import Limits, Rollout, check_failures, sample_rollouts
 
 __all__ = [
-    "CHUNK",
     "EPISODES",
     "MAX_EPISODES",
     "as_lists",
@@ -62,39 +60,32 @@ def evaluate_policy(
 ) -> tuple[dict[str, np.ndarray], list[Rollout], list[str]]:
     """Of each task `samples` rollouts and a greedy one: measures [tasks, samples], `greedy` [tasks], the greedy
     rollouts, and why rollouts failed. A rollout whose sandbox failed is neither a success nor a failure of the policy:
-    its measures are NaN, and it is in no mean. Tasks are sampled a few at a time; `progress(rollouts so far)` is called
-    then, and whenever an environment has answered."""
+    its measures are NaN, and it is in no mean. `progress(rollouts so far)` is called whenever an environment has
+    answered."""
     chat_format = tasks.chat_format
     assert isinstance(chat_format, TemplateFormat)
-    sampled, greedy, done = list[Rollout](), list[Rollout](), 0
-    for count, degree, collected in ((samples, temperature, sampled), (1, 0.0, greedy)):
-        size = max(1, CHUNK // count)
-        for first in range(0, len(selected), size):
-            rollouts = sample_rollouts(
-                sampler,
-                tasks.environment,
-                selected[first : first + size],
-                count,
-                chat_format,
-                limits,
-                degree,
-                torch.Generator().manual_seed(seed) if degree else None,
-                threads=tasks.is_slow,
-                on_step=partial(progress, done),
-            )
-            collected += rollouts
-            done += len(rollouts)
-            progress(done)
+    sampled, greedy = (
+        sample_rollouts(
+            sampler,
+            tasks.environment,
+            selected,
+            count,
+            chat_format,
+            limits,
+            degree,
+            torch.Generator().manual_seed(seed) if degree else None,
+            threads=tasks.is_slow,
+            on_step=lambda num_over, done=done: progress(done + num_over),
+        )
+        for count, degree, done in ((samples, temperature, 0), (1, 0.0, len(selected) * samples))
+    )
+    progress(len(selected) * (samples + 1))
     grids = {name: np.full((len(selected), samples), np.nan) for name in MEASURES}
     for number, rollout in enumerate(sampled):
         for name, value in measure(rollout).items() if not rollout.failure else ():
             grids[name][divmod(number, samples)] = value
     grids["greedy"] = np.array([np.nan if rollout.failure else rollout.metrics["success"] for rollout in greedy])
     return grids, greedy, [rollout.failure for rollout in (*sampled, *greedy) if rollout.failure]
-
-
-CHUNK = 32
-"""Rollouts that are sampled together, at most: each holds its keys and values."""
 
 
 def measure(rollout: Rollout) -> dict[str, float]:

@@ -350,7 +350,7 @@ class ContinuousSampler(Sampler):
     """A `Sampler` whose engines are `Continuous`, with at most `slots` contexts at a time: the next one starts as soon
     as one is over. The tokens are those of `Sampler` up to rounding, where every rollout has a generator of its own."""
 
-    slots: int = 128
+    slots: int = 128  # pyright: ignore[reportIncompatibleVariableOverride] – always bounded
     cache_tokens: int | None = None
     """See `Continuous`."""
 

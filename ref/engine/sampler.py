@@ -237,6 +237,9 @@ class Sampler:
             param.copy_(source if round_weight is None else round_weight(source))
         self.version = version
 
+    slots: int | None = None
+    """Contexts that its engines hold at a time, at most; None: as many as they are asked for."""
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens."""

@@ -18,7 +18,7 @@ from ref.engine.sampler import Sampler
 from ref.environment import EnvironmentFailure, Reward, StepResult
 from ref.messages import Message
 from ref.network import Config, Transformer
-from ref.rollout import Driver, Entry, EnvironmentCall, Limits, Threads, rollout, script_rollout
+from ref.rollout import Driver, Entry, EnvironmentCall, Limits, Threads, rollout, sample_rollouts, script_rollout
 from ref.self_summary import ChainBuilder, Chaining
 from tests.talks import whole
 
@@ -72,6 +72,11 @@ class Echo:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@dataclass(frozen=True)
+class Named:
+    key: str
 
 
 def fails() -> None:
@@ -562,6 +567,38 @@ def test_no_more_environments_are_open_than_slots_need(threads):
     assert sorted(finished) == list(range(30)) and live == 0 and most <= 5 + 4 * threads, (
         "closing runs beside the next one's reset"
     )
+
+
+@pytest.mark.parametrize(("kind", "threads", "expected"), [
+    (ContinuousSampler, True, [70]), (Sampler, True, [32, 32, 6]), (ContinuousSampler, False, [32, 32, 6]),
+])  # fmt: skip
+def test_a_sampler_of_so_many_slots_takes_all_rollouts_at_once(kind, threads, expected):
+    """One batch waits once for its longest rollout. The tokens are those of other batches, and `on_step` hears how many
+    rollouts are over."""
+    sizes, counts = [], []
+
+    class Watched(kind):
+        def engine(self, slots, max_len, temperature=1.0):
+            sizes.append(slots)
+            engine = super().engine(slots, max_len, temperature)
+            assert engine.free_slots == min(slots, self.slots or slots)
+            return engine
+
+    torch.manual_seed(0)
+    sampler = Watched(Transformer(CONFIG), torch.float32)
+    if sampler.slots is not None:
+        sampler.slots = 4
+    tasks, generator = [Named(str(number)) for number in range(35)], torch.Generator().manual_seed(1)
+    found = sample_rollouts(
+        sampler, lambda task, number: Echo(1 + int(task.key) % 3), tasks, 2, Ids(), Limits(whole(40)), 1.0, generator,
+        threads=threads, on_step=counts.append,
+    )  # fmt: skip
+    assert sizes == expected and counts == sorted(counts) and counts[-1] == len(found) == 70
+    plain = sample_rollouts(
+        policy(Sampler), lambda task, number: Echo(1 + int(task.key) % 3), tasks, 2, Ids(), Limits(whole(40)), 1.0,
+        torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    assert all(map(same, found, plain))
 
 
 def test_contexts_that_start_together_wait_for_slow_openings():
