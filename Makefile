@@ -12,6 +12,8 @@
 # make test-docker attacks sandboxes of Docker's; needs an engine that answers, or root and dockerd (apt-get install docker.io), and starts that one
 # make test-harbor exports the tasks of a small package, and runs them with Harbor, in bubblewrap and in Docker: installs that into an environment
 #              of its own, .venv-harbor (500 MB; needs bubblewrap, an engine as test-docker does, and a Python from 3.12 on: HARBOR_PY=python3.13)
+# make test-cluster reads examples/cluster with SkyPilot's parser and Kubernetes' schema: installs both into an environment of their own,
+#              .venv-cluster (600 MB)
 # make test-real runs what needs small open models: installs them (400 MB), and turns them into folders (1.6 GB, gone afterwards)
 # make mutants makes plausible mistakes in ref/, scaled/, environments/ and kit/, one at a time, and sees that a test fails (again after an
 #              interruption: resumes)
@@ -28,7 +30,7 @@ BIN := .venv/bin
 # Threads of one process that wait for each other by spinning would keep the cores of the processes beside it busy.
 QUIET := OMP_WAIT_POLICY=passive
 
-.PHONY: demo small check test test-gpu gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-real mutants explore lab lessons .venv
+.PHONY: demo small check test test-gpu gpu test-big test-faults test-ray test-docker test-harbor test-vllm test-cluster test-real mutants explore lab lessons .venv
 .DEFAULT_GOAL := small
 
 demo: .venv/.has-core
@@ -102,6 +104,11 @@ test-real: .venv/.has-test,dev .venv/.has-real
 
 test-vllm: .venv-vllm/.has-vllm
 	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
+
+test-cluster: | $(BIN)/python
+	test -x .venv-cluster/bin/python || $(BIN)/python -m venv .venv-cluster
+	.venv-cluster/bin/python -m pip install --disable-pip-version-check -q skypilot==0.14.1 kubernetes-validate==1.37.0
+	.venv-cluster/bin/python -m tests.cluster_files
 
 mutants: .venv/.has-test,dev
 	$(QUIET) $(BIN)/python -m tests.mutants
