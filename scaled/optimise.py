@@ -3,6 +3,7 @@
 FOLDER/state/       checkpoints of the training (`runtime/checkpoint.py`), the last two
 FOLDER/metrics/NAME.jsonl   one line per step; a resumed run first cuts off the steps that it repeats, so no step
                             appears twice
+FOLDER/speed/NAME.jsonl     seconds, tokens a second, MFU and memory of each step (`runtime/step_times.py`)
 FOLDER/ranks/       process ids, and diagnostics of each rank if one hangs
 
 A group that died resumes from its last checkpoint and repeats the same numbers, bit for bit on the same layout: all
@@ -28,7 +29,8 @@ from scaled.network import checkpoint
 from scaled.runtime import preemption, sharding
 from scaled.runtime.checkpoint import Checkpoints
 from scaled.runtime.launch import Watchdog
-from scaled.runtime.mesh import computing
+from scaled.runtime.mesh import computing, current
+from scaled.runtime.step_times import StepTimes, part
 
 __all__ = ["Log", "Ranks", "Schedule", "training_context", "keep_lines", "optimise", "make_card_facts"]
 
@@ -143,16 +145,18 @@ def optimise(
     all ranks. The parts of an nn.ModuleDict have their gradients clipped one by one; the first one's norm is logged.
     `look(step)` returns more metrics after that many steps. `log(step, steps, **metrics)` is called on rank 0. Returns
     the metrics of the last step."""
-    rank, parts = dist.get_rank(), [*model.values()] if isinstance(model, nn.ModuleDict) else [model]
+    rank, modules = dist.get_rank(), [*model.values()] if isinstance(model, nn.ModuleDict) else [model]
     steps, optimizers = c.schedule.steps, c.optimizers(model)
     base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     checkpoints, first_step = Checkpoints(folder / "state"), 0
     if checkpoints.steps():
         checkpoint.create_optimizer_state(model, optimizers, checkpoints.names())
         first_step = checkpoints.load(checkpoint.state(model, optimizers))["step"]
-    metrics_file, step_metrics = folder / "metrics" / f"{name}.jsonl", {}
+    metrics_file, speed_file = (folder / kind / f"{name}.jsonl" for kind in ("metrics", "speed"))
+    step_metrics = {}
     if rank == 0:
         keep_lines(metrics_file, first_step)
+        keep_lines(speed_file, first_step)
     last_lines = read_lines(metrics_file)[-1:] if rank == 0 else []
     saved_step = first_step
 
@@ -166,27 +170,33 @@ def optimise(
         save(step)
         checkpoints.finish()
 
-    with Watchdog(folder / "ranks", c.timeout) as watch:
+    dtype = torch.bfloat16 if c.dtype == "bfloat16" else torch.float32
+    with Watchdog(folder / "ranks", c.timeout) as watch, StepTimes(speed_file, current().device, dtype) as times:
         for step in range(first_step, steps):
             preemption.check(partial(save_and_finish, step))
             factor = c.schedule.rate(step)
             for optimizer, rates in zip(optimizers, base, strict=True):
                 for group, lr in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = lr * factor
-            step_metrics = gradients(step)
-            step_metrics["grad_norm"] = [sharding.clip(part, c.max_norm) for part in parts][0]
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            if extra_metrics := look(step + 1):
-                step_metrics |= extra_metrics
-                sharding.reshard(model)
+            with part("train"):
+                step_metrics = gradients(step)
+            with part("update"):
+                step_metrics["grad_norm"] = [sharding.clip(module, c.max_norm) for module in modules][0]
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            with part("look"):
+                if extra_metrics := look(step + 1):
+                    step_metrics |= extra_metrics
+                    sharding.reshard(model)
             if rank == 0:
                 with open(metrics_file, "a") as file:
                     file.write(json.dumps({"step": step + 1, **step_metrics}) + "\n")
                 log(step + 1, steps, **step_metrics)
-            if (step + 1) % c.checkpoint_every == 0 or step + 1 == steps:
-                save(step + 1)
+            with part("save"):
+                if (step + 1) % c.checkpoint_every == 0 or step + 1 == steps:
+                    save(step + 1)
+            times.end(step + 1)
             watch.beat(step + 1)
         checkpoints.finish()
     return step_metrics or {

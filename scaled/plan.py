@@ -38,7 +38,18 @@ from ref.network import Config, Transformer
 from ref.packing import Cost
 from scaled.runtime.mesh import Layout
 
-__all__ = ["HARDWARE", "Hardware", "Step", "adapter_shapes_of", "eager_bytes", "flops", "plan", "saved", "shapes_of"]
+__all__ = [
+    "HARDWARE",
+    "Hardware",
+    "Step",
+    "adapter_shapes_of",
+    "chip_named",
+    "eager_bytes",
+    "flops",
+    "plan",
+    "saved",
+    "shapes_of",
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,12 @@ HARDWARE = {
 }
 """NVIDIA's data sheets (BF16 dense, HBM, NVLink 4, one 400 Gb/s port each, FP32); α, efficiency and price are
 guesses."""
+
+
+def chip_named(name: str) -> Hardware | None:
+    """The row of `HARDWARE` whose name is part of a device's, as torch gives it; None for others."""
+    words = name.lower().replace(" ", "-")
+    return next((row for key, row in HARDWARE.items() if key in words), None)
 
 
 @dataclass(frozen=True)

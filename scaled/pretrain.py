@@ -47,6 +47,7 @@ from scaled.runtime import sharding
 from scaled.runtime.cut import cut
 from scaled.runtime.launch import Watchdog
 from scaled.runtime.mesh import current
+from scaled.runtime.step_times import count_rows
 
 __all__ = ["Full", "Rows", "prepare", "train"]
 
@@ -270,11 +271,11 @@ def rows_of_step(c: Full, rows: np.ndarray, doc: np.ndarray, step: int) -> tuple
     return rows[row_numbers], doc[row_numbers]
 
 
-def batch_of(rows: Rows, step: int) -> tuple[Tensor, Tensor]:
-    """This rank's rows and documents of a step."""
-    device = current().device
-    ids, numbers = (cut(torch.from_numpy(x.astype(np.int64))).to(device) for x in rows(step))
-    return ids, numbers
+def batch_of(rows: Rows, step: int, model: Transformer, is_trained: bool = True) -> tuple[Tensor, Tensor]:
+    """This rank's rows and documents of a step, which are counted."""
+    ids, documents = (torch.from_numpy(x.astype(np.int64)) for x in rows(step))
+    count_rows(model, documents, is_trained)
+    return cut(ids).to(current().device), cut(documents).to(current().device)
 
 
 def pretrain(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) -> dict[str, float]:
@@ -282,7 +283,7 @@ def pretrain(c: Full, folder: Path, model: Transformer, rows: Rows, log: Log) ->
     weight = model.config.router_aux_loss_coef
 
     def gradients(step: int) -> dict[str, float]:
-        ids, documents = batch_of(rows, step)
+        ids, documents = batch_of(rows, step, model)
         out = model(ids, doc=documents, logits=False)
         loss, count = cpt.next_token_loss(model, out.hidden, ids, documents)
         loss = loss / count
@@ -303,7 +304,7 @@ def distil(
     layers = MTP(model.config, MTPConfig(depth=c.depth, intermediate_size=2 * model.config.hidden_size))
 
     def gradients(step: int) -> dict[str, float]:
-        ids, documents = batch_of(rows, step)
+        ids, documents = batch_of(rows, step, model, is_trained=False)
         with torch.no_grad():
             out = model(ids, doc=documents, logits=False)
         loss, count, draft_metrics = mtp_loss(layers, model, out, ids, documents)

@@ -79,6 +79,7 @@ from scaled.runtime.cut import ahead, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.launch import Watchdog, meet, stay_alive
 from scaled.runtime.mesh import current
+from scaled.runtime.step_times import count, part
 from scaled.runtime.store import open_store
 from scaled.textual_feedback import compute_teacher_states, head_loss, pack_hinted, predictions, select_range
 from scaled.watching import Look, Watcher, shortened, watching
@@ -293,21 +294,25 @@ def sample_tasks(
     have sampled."""
     stream_tasks = [tasks.task(stream, number) for number in numbers] if curriculum_tasks is None else curriculum_tasks
     draws = generator(c.seed, stream, *generator_names)
-    rollouts = sample_rollouts(
-        sampler,
-        tasks.environment,
-        stream_tasks,
-        1,
-        chat_format,
-        limits,
-        c.rl.temperature,
-        draws,
-        map_fn,
-        tasks.is_slow,
-        lambda _: stay_alive(),
-    )
-    if tasks.is_slow:
-        meet()
+    with part("sample"):
+        rollouts = sample_rollouts(
+            sampler,
+            tasks.environment,
+            stream_tasks,
+            1,
+            chat_format,
+            limits,
+            c.rl.temperature,
+            draws,
+            map_fn,
+            tasks.is_slow,
+            lambda _: stay_alive(),
+        )
+    with part("wait"):
+        if tasks.is_slow:
+            meet()
+        elif dist.get_world_size() > 1:
+            dist.barrier()
     return rollouts
 
 
@@ -386,6 +391,7 @@ def improve(c: Rl, model: Transformer, reference: Transformer | None, rollouts: 
         raise EnvironmentFailure(f"no rollout of this step is left to train on: {rollouts[0].failure}")
     valid_rollouts = [rollout for rollout, has_failed in zip(rollouts, failed, strict=True) if not has_failed]
     valid_numbers = numbers[~torch.tensor(failed)]
+    count(model, torch.tensor([len(s.tokens) for rollout in valid_rollouts for s in rollout.chain.segments]))
     batches, teachers, load = make_microbatches(c, model, valid_rollouts, valid_numbers)
 
     # Policy and reference compute in the same way, with their own experts: differences in the sampler are not drift.

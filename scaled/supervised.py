@@ -21,6 +21,7 @@ from scaled.network.model import Transformer, load_balancing_loss
 from scaled.optimise import Log, Ranks, optimise
 from scaled.runtime.cut import cut
 from scaled.runtime.mesh import current
+from scaled.runtime.step_times import count_rows
 
 __all__ = ["Batches", "Phase", "counts", "train"]
 
@@ -92,6 +93,7 @@ def train(
 
     def gradients(step: int) -> dict[str, float]:
         all_rows = batches(step)
+        count_rows(model, all_rows[1], is_trained=trunk)
         token_weight, draft_weight = counts(all_rows[1], all_rows[2], layers.mtp.depth if layers is not None else 0)
         ids, doc, weight = (None if x is None else cut(x).to(current().device) for x in all_rows)
         assert ids is not None and doc is not None

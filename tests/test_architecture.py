@@ -49,7 +49,14 @@ MAY = {
     "etude/report/record.py": {"kit.disk"},
     "etude/report/pictures.py": {"etude.report.record"},
     "etude/report/watched.py": {"etude.report.record", "etude.report.pictures", "recipe.small.monitored"},
-    "etude/report/page.py": {"etude.report.record", "etude.report.pictures", "etude.report.watched", "kit.disk"},
+    "etude/report/speed.py": {"etude.report.record", "etude.report.pictures", "kit.disk"},
+    "etude/report/page.py": {
+        "etude.report.record",
+        "etude.report.pictures",
+        "etude.report.speed",
+        "etude.report.watched",
+        "kit.disk",
+    },
 }
 
 

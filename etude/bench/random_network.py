@@ -10,7 +10,7 @@ import torch
 from etude.plan.step import network_of
 from ref.network import Config
 from scaled.network.model import Transformer
-from scaled.plan import HARDWARE, Hardware
+from scaled.plan import Hardware, chip_named
 
 __all__ = ["config_with_layers", "hardware", "random_network"]
 
@@ -22,8 +22,7 @@ def config_with_layers(model: str, layers: int) -> Config:
 
 def hardware() -> Hardware | None:
     """The row of `scaled.plan.HARDWARE` whose name is part of this GPU's; None for others and without one."""
-    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
-    return next((row for key, row in HARDWARE.items() if key in name), None)
+    return chip_named(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.report import watched
+from etude.report import speed, watched
 from etude.report.pictures import (
     cpt_pictures,
     eval_pictures,
@@ -45,7 +45,7 @@ def write(run_root: str | Path, rollouts: Callable[[Path, dict], list[str]] = la
     metrics = {path.stem: read_lines(path) for path in sorted((root / "metrics").glob("*.jsonl"))}
     page, data = root / "report.html", root / "report.json"
     replace_text(data, json.dumps(record, indent=1) + "\n")
-    replace_text(page, _render_page(record, metrics, rollouts(root, record)))
+    replace_text(page, _render_page(record, metrics, rollouts(root, record), speed.read_speed(root)))
     return page, data
 
 
@@ -75,7 +75,9 @@ th,td{padding-right:10px}table.wide td.n{white-space:normal}}
 """
 
 
-def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[str]) -> str:
+def _render_page(
+    record: dict, metrics: dict[str, list[dict]], rollouts: list[str], step_lines: dict[str, list[dict]]
+) -> str:
     stages = record["stages"]
     result = evaluation_of(record)
     parts = [
@@ -100,6 +102,7 @@ def _render_page(record: dict, metrics: dict[str, list[dict]], rollouts: list[st
     )
     parts += _render_section("Rollouts", rollouts, [])
     parts += _render_section("The run", [], time_picture(record["seconds"]))
+    parts += _render_section("Speed", [_render_speed(step_lines)], speed.picture(step_lines))
     missing = [name for name in stages_of(record) if name not in stages]
     if missing:
         parts.append(f'<p class="note">Unfinished when this was written: {", ".join(missing)}.</p>')
@@ -197,6 +200,16 @@ def _render_watched(metrics: dict[str, list[dict]]) -> str:
     rows = watched.rows(lines)
     header = ["", "usual", "at the end", "evidence of a change, nats", "changed"]
     return f"<p>{html.escape(watched.sentence(lines))}</p>" + _render_table(header, rows) if rows else ""
+
+
+def _render_speed(step_lines: dict[str, list[dict]]) -> str:
+    words = (
+        "Medians over steps. MFU: FLOPs of the forward and backward passes of the tokens trained on, without what is "
+        "recomputed, over what the ranks' peak would do while they train. On a CPU the peak is that of one large "
+        "product."
+    )
+    rows = speed.rows(step_lines)
+    return f"<p>{words}</p>" + _render_table(speed.HEADER, rows) if rows else ""
 
 
 def _describe_data(data: dict) -> str:

@@ -21,7 +21,7 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A
 BEFORE, AFTER = "#9AA5B1", BLUE
 
 
-def _make_axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
+def make_axes(title: str, x: str, y: str, size: tuple[float, float] = (5.0, 3.1)) -> tuple[Any, Any]:
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel(x)
@@ -81,7 +81,7 @@ def cpt_pictures(metrics: dict) -> list[str]:
     (lines, _), figures = joined_lines(metrics, "cpt", "long", "sft"), []
     phases: dict[str | None, str] = {"short": BLUE, "long": ORANGE, "sft": GREEN}
     if len(points_of(lines, "loss")[0]):
-        figure, axes = _make_axes("Continued pretraining: loss", "tokens", "nats per token")
+        figure, axes = make_axes("Continued pretraining: loss", "tokens", "nats per token")
         for phase in dict.fromkeys(line.get("phase") for line in lines if "loss" in line):
             part = [line for line in lines if line.get("phase") == phase]
             _plot_line(axes, part, "loss", phases.get(phase, PURPLE), phase, "tokens", max(1, len(part) // 25))
@@ -98,7 +98,7 @@ def cpt_pictures(metrics: dict) -> list[str]:
         )
     xs, ys = points_of(lines, "codebase_ppl", "tokens")
     if len(xs):
-        figure, axes = _make_axes("Held-out codebase", "tokens", "perplexity per token")
+        figure, axes = make_axes("Held-out codebase", "tokens", "perplexity per token")
         axes.plot(xs, ys, "o-", color=BLUE, linewidth=1.8, markersize=4)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -138,7 +138,7 @@ def mtp_pictures(metrics: dict) -> list[str]:
         lines, borders = joined_lines(stage_lines, "mtp", "long", "sft", "rl")
         if not lines:
             continue
-        figure, axes = _make_axes(title, "step", y)
+        figure, axes = make_axes(title, "step", y)
         for depth in range(1, 1 + sum(key.startswith(f"{prefix}_") for key in lines[0])):
             colour, width = colours[(depth - 1) % 6], max(1, len(lines) // 25)
             _plot_line(axes, lines, f"{prefix}_{depth}", colour, f"depth {depth}", smooth=width)
@@ -155,7 +155,7 @@ def rl_pictures(metrics: dict) -> list[str]:
     lines, figures = metrics.get("rl", []), []
     width = max(1, len(lines) // 12)
     if len(points_of(lines, "reward")[0]) or len(points_of(lines, "success")[0]):
-        figure, axes = _make_axes("RL: reward and success", "step", "mean over the batch")
+        figure, axes = make_axes("RL: reward and success", "step", "mean over the batch")
         _plot_line(axes, lines, "reward", ORANGE, "reward", smooth=width)
         success = _plot_line(axes, lines, "success", BLUE, "success", smooth=width)
         axes.legend(frameon=False)
@@ -203,7 +203,7 @@ def rl_pictures(metrics: dict) -> list[str]:
         ),
     ):
         if len(points_of(lines, y)[0]):
-            figure, axes = _make_axes(title, "step", unit)
+            figure, axes = make_axes(title, "step", unit)
             _plot_line(axes, lines, y, BLUE, None, smooth=width)
             if y in ("tokens", "invalid_calls", "nll"):
                 axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
@@ -263,7 +263,7 @@ def eval_pictures(result: dict) -> list[str]:
         if key in before or key in after
     ]
     if keys:
-        figure, axes = _make_axes("Success on held-out tasks", "", "share of tasks")
+        figure, axes = make_axes("Success on held-out tasks", "", "share of tasks")
         _plot_bars(
             axes, [name for _, name in keys], [before.get(key) for key, _ in keys], [after.get(key) for key, _ in keys]
         )
@@ -281,9 +281,7 @@ def eval_pictures(result: dict) -> list[str]:
         )
     depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
     if depths:
-        figure, axes = _make_axes(
-            "Sampled success by depth", "files that must be read, besides the task's own", "share"
-        )
+        figure, axes = make_axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
         success_rates = [
             [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
             for part in (before, after)
@@ -300,7 +298,7 @@ def eval_pictures(result: dict) -> list[str]:
             )
         )
     if before.get("pass_at_k") or after.get("pass_at_k"):
-        figure, axes = _make_axes("pass@k", "k samples", "share of tasks solved at least once")
+        figure, axes = make_axes("pass@k", "k samples", "share of tasks solved at least once")
         for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):
             values = [as_triple(value) for value in part.get("pass_at_k") or []]
             means = [value[0] for value in values if value]
@@ -327,7 +325,7 @@ def speculative_pictures(result: dict) -> list[str]:
     acceptance = [triple[0] for triple in map(as_triple, speculative.get("acceptance") or []) if triple]
     if not acceptance:
         return []
-    figure, axes = _make_axes("Speculative decoding: acceptance", "", "share of drafted tokens kept")
+    figure, axes = make_axes("Speculative decoding: acceptance", "", "share of drafted tokens kept")
     axes.bar(range(len(acceptance)), acceptance, 0.55, color=BLUE)
     for x, value in enumerate(acceptance):
         axes.text(x, value + 0.01, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
@@ -355,7 +353,7 @@ def time_picture(seconds: dict[str, float]) -> list[str]:
     names = order + [name for name in seconds if name not in order]
     if not names:
         return []
-    figure, axes = _make_axes("Where the time went", "seconds", "", (5.0, 0.7 + 0.36 * len(names)))
+    figure, axes = make_axes("Where the time went", "seconds", "", (5.0, 0.7 + 0.36 * len(names)))
     axes.grid(False)
     axes.barh(names[::-1], [seconds[name] for name in names[::-1]], color=SKY)
     for place, name in enumerate(names[::-1]):

@@ -599,16 +599,11 @@ def quiet(*_: object, **__: object) -> None:
 
 class Note:
     """What rank 0 records of a stage: the lines of `scaled/optimise.py`, in the run's own metrics, with tokens counted
-    from the beginning."""
+    from the beginning, and its speed beside them."""
 
     def __init__(self, stage: Stage, work: Path, name: str):
-        self.stage, self.work, self.name, self.step, self.tokens = (
-            stage,
-            work / "metrics" / f"{name}.jsonl",
-            name,
-            0,
-            0.0,
-        )
+        self.stage, self.name, self.step, self.tokens = stage, name, 0, 0.0
+        self.work, self.speed = (work / kind / f"{name}.jsonl" for kind in ("metrics", "speed"))
         self.stage.restore()  # an empty file of metrics: an interrupted stage's lines are noted again
 
     def catch_up(self, step: int) -> None:
@@ -622,6 +617,9 @@ class Note:
                 self.tokens += line["tokens"]
                 rate = {"lr": RATES[self.name](line["step"] - 1, int(self.stage.total))} if self.name in RATES else {}
                 self.stage.log(line["step"], tokens=int(self.tokens), phase=self.name, **rate, **values)
+        if self.speed.exists():
+            path = self.stage.run.path("speed", self.speed.name)
+            shutil.copyfile(self.speed, path)
 
     def log(self, step: int, steps: int, **metrics: float) -> None:
         """`scaled.optimise.Log`."""

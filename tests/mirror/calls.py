@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -54,6 +55,7 @@ from scaled.runtime.comm import Traffic, all_reduce_sum, all_to_all, gathered, s
 from scaled.runtime.cut import ahead, cut, full, joined, places
 from scaled.runtime.exchange import exchange
 from scaled.runtime.mesh import computing, current
+from scaled.runtime.step_times import StepTimes, count, part
 
 
 def leaf(x):
@@ -211,6 +213,22 @@ def deleted_from_others(tree, coverage):
     """Where ranks differ in a file."""
     group = current().group("all")
     return feature_deletion.slices(tree | {"odd.py": b"x = %d\n" % group.rank}, coverage)
+
+
+def timed(path):
+    """A step of which the second rank samples for longer. Returns what this rank took."""
+    config, rank = Config.tiny(20, num_experts=0, intermediate_size=16), current().group("all").rank
+    with StepTimes(path, torch.device("cpu"), torch.float32) as times:
+        with part("train"):
+            with part("sample"):
+                time.sleep(0.3 * rank)
+            with part("wait"):
+                dist.barrier()
+            count(ref_model.Transformer(config), torch.tensor([2, 3]))
+            time.sleep(0.01)
+        mine = {"seconds": times.mark - times.started, **times.seconds}
+        times.end(1)
+    return mine
 
 
 def dealt(n, wrong):

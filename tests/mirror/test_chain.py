@@ -60,6 +60,11 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
     elsewhere.check(out / "checkpoints" / "final", drafts=True)
     assert read_lines(out / "metrics" / "sft.jsonl")[-1]["tokens"] > 0 and not list((out / "work").iterdir())
 
+    for stage in chain.trained(settings("recipe", "gloo", record["config"])):
+        lines = read_lines(out / "speed" / f"{stage}.jsonl")
+        assert [line["step"] for line in lines] == [*range(1, record["stages"][stage]["steps"] + 1)]
+        assert all(line["mfu"] > 0 and line["seconds"] >= line["train"] > 0 for line in lines)
+    assert "<h2>Speed</h2>" in (out / "report.html").read_text()
     config = settings("recipe", "gloo", record["config"])
     talk = prices.conversations(config, out / "checkpoints" / "final")
     for one in prices.prices(config, shapes, 2, HARDWARE["h200"], talk)[:5]:  # `etude plan --recipe` said how many
@@ -75,6 +80,9 @@ def test_every_stage_is_played_and_survives_sigkill(tiny_run, tmp_path, ask, her
             and not (killed / "stages" / f"{stage}.json").exists()
         )
     assert ask(*words(killed, start), "--resume")[0] == 0
+    for path in (out / "speed").glob("*.jsonl"):
+        steps = [line["step"] for line in read_lines(killed / "speed" / path.name)]
+        assert steps == [line["step"] for line in read_lines(path)]
     assert kept(killed) == kept(out) and len(kept(out)) >= 7 + 5 + 4 + 1
 
     code, _, error = ask(*words(out, start))

@@ -17,7 +17,7 @@ from etude.explorer.runs import files as run_files
 from etude.explorer.runs import rollouts as run_rollouts
 from etude.explorer.runs import state as run_state
 from etude.explorer.runs.kinds import RunData
-from etude.explorer.runs.panels import PANELS, Panel
+from etude.explorer.runs.panels import PANELS, SPEED, Panel
 from etude.ledger.figures import bound, format_measured_value, laws, of_sources
 from etude.report.record import STAGES
 from recipe.small import stages as recipe
@@ -58,8 +58,11 @@ def draw() -> None:
 
 
 def _list_groups(runs: Sequence[RunData]) -> list[str]:
-    """The groups of curves that can be drawn. A run of the recipe has, or will have, all of them."""
-    return [group for group in PANELS if any(run.recipe or curves.has(run, group) for run in runs)] + [EVERY]
+    """The groups of curves that can be drawn. A run of the recipe has, or will have, all of them, but for the speed of
+    steps: small runs have none."""
+    return [
+        group for group in PANELS if any(run.recipe and group != SPEED or curves.has(run, group) for run in runs)
+    ] + [EVERY]
 
 
 def _draw_metric_controls(runs: Sequence[RunData]) -> tuple[str, list[str]]:

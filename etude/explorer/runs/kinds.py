@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from etude.explorer.provenance import facts, known_facts
-from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in
+from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in, speed_in
 from etude.ledger import figures
 from etude.report.record import as_triple, before_after, collect, evaluation_of, in_words, stages_of
 from kit.disk import timings
@@ -93,7 +93,8 @@ def read(name: str, place: Path, touched: float) -> RunData:
         if technique.startswith("figure ")
         else _read_technique
     )
-    return replace(read_kind(name, place, config, touched), machine=config["machine"])
+    run = read_kind(name, place, config, touched)
+    return replace(run, machine=config["machine"], metrics=run.metrics | speed_in(place, run.recipe))
 
 
 def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> RunData:

@@ -8,7 +8,7 @@ from kit.disk import read_json, read_lines, timings
 from kit.settings import RunError
 from recipe.asynchronous.timeline import events, trainings
 
-__all__ = ["accumulate_tokens", "how_far", "json_object", "lines_in", "metrics_in", "services_in"]
+__all__ = ["accumulate_tokens", "how_far", "json_object", "lines_in", "metrics_in", "services_in", "speed_in"]
 
 CLOCK_KEYS = ("what", "at", "began", "sent", "epoch", "version", "pid")
 """Of the trainer's events, what is no metric."""
@@ -17,6 +17,15 @@ CLOCK_KEYS = ("what", "at", "began", "sent", "epoch", "version", "pid")
 def metrics_in(folder: Path) -> dict[str, list[dict]]:
     """Lines of metrics by stage."""
     return {path.stem: lines_in(path) for path in sorted((folder / "metrics").glob("*.jsonl"))}
+
+
+def speed_in(folder: Path, is_recipe: bool) -> dict[str, list[dict]]:
+    """Lines of the speed of a full run's steps, as "speed STAGE". In a run of one technique what is no pretraining or
+    SFT is RL, whatever its name."""
+    return {
+        f"speed {path.stem if is_recipe or path.stem in ('cpt', 'mtp', 'sft') else 'rl'}": lines_in(path)
+        for path in sorted((folder / "speed").glob("*.jsonl"))
+    }
 
 
 def accumulate_tokens(lines: list[dict]) -> list[dict]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from recipe.small.monitored import NAMES
 
-__all__ = ["PANELS", "Panel"]
+__all__ = ["PANELS", "SPEED", "Panel"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,9 @@ class Panel:
     log: bool = False
 
 
+SPEED = "Speed"
+SPEED_STAGES = tuple(f"speed {stage}" for stage in ("cpt", "mtp", "long", "sft", "rl"))
+"""As `etude.explorer.runs.lines.speed_in` names them."""
 _DRAFT_NAMES = {1: "one ahead", 2: "two", 3: "three"}
 PANELS: dict[str, tuple[Panel, ...]] = {
     "RL: reward": (
@@ -147,6 +150,42 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "share of positions",
             "Share of positions where draft layer and main head have the same most likely token. The higher, the more "
             "drafts are accepted.",
+        ),
+    ),
+    SPEED: (
+        Panel(
+            "step-seconds",
+            "Where a step's time goes",
+            SPEED_STAGES,
+            {"seconds": "whole step", "sample": "sampling", "wait": "waiting", "train": "training", "update": "update"},
+            "seconds",
+            "Waiting: ranks that have sampled, for those that have not. Means over ranks; the whole step is that of "
+            "the slowest rank.",
+        ),
+        Panel(
+            "mfu",
+            "Model FLOPs utilisation",
+            SPEED_STAGES,
+            {"mfu": "MFU"},
+            "share of peak",
+            "FLOPs of the forward and backward passes of the tokens trained on, without what is recomputed, over what "
+            "the ranks' peak would do while they train.",
+        ),
+        Panel(
+            "tokens-per-second",
+            "Tokens trained on",
+            SPEED_STAGES,
+            {"tokens_per_second": "a rank"},
+            "tokens a second",
+            "Without padding, over the seconds of the whole step.",
+        ),
+        Panel(
+            "memory",
+            "Memory",
+            SPEED_STAGES,
+            {"peak": "peak", "memory": "at the end of the step"},
+            "bytes",
+            "Of the rank that has most. On a CPU the memory of its process, whose peak is that since it began.",
         ),
     ),
 }
