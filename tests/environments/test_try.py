@@ -43,7 +43,7 @@ def made_once(home):
         asked.append(real(*how, **more))
         return asked[0]
 
-    def again(package, jobs, seconds, kind, known, join, progress):
+    def again(package, jobs, seconds, kind, known, join, single_statements, progress):
         asked.append((package.digest, known, join))
         return asked[0]
 

@@ -662,7 +662,8 @@ def prepared_rows(sets, folder, step):
     _, rows, held, _ = pretrain.data(
         c, folder, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     )
-    ids, doc = pretrain.batch_of(rows, step)
+    model = ref_model.Transformer(Config.tiny(2, num_experts=0, intermediate_size=8))
+    ids, doc = pretrain.batch_of(rows, step, model)
     return joined(ids), joined(doc), sorted(held.files)
 
 
