@@ -36,7 +36,7 @@ def collect(root: Path) -> dict:
 
 
 # The stages of the recipe, in order.
-STAGES = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
+STAGES: tuple[str, ...] = ("data", "cpt", "mtp", "long", "sft", "rl", "eval", "decode")
 
 
 def stages_of(record: dict) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from scaled.plan import chip_named, flops
 
 __all__ = ["PARTS", "StepTimes", "count", "count_rows", "document_lengths", "measure_peak", "part"]
 
-PARTS = ("sample", "wait", "train", "update", "look", "save")
+PARTS: tuple[str, ...] = ("sample", "wait", "train", "update", "look", "save")
 
 
 class StepTimes:
