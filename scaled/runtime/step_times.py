@@ -65,7 +65,7 @@ class StepTimes:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def read_clock(self) -> float:
-        """Seconds of a clock, once the GPU has done what it was given."""
+        """Seconds of a clock, once the GPU has finished all kernels that were launched."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()

@@ -226,9 +226,9 @@ def timed(path):
                 dist.barrier()
             count(ref_model.Transformer(config), torch.tensor([2, 3]))
             time.sleep(0.01)
-        mine = {"seconds": times.mark - times.started, **times.seconds}
+        rank_seconds = {"seconds": times.mark - times.started, **times.seconds}
         times.end(1)
-    return mine
+    return rank_seconds
 
 
 def dealt(n, wrong):

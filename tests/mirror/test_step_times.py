@@ -125,7 +125,7 @@ def test_a_report_s_rows(tmp_path):
     text = "".join(f"{line}\n".replace("'", '"') for line in lines)
     (tmp_path / "speed" / "rl.jsonl").write_text(text + '{"step": 4, "seconds": "zebra"}\n[1]\n{')
     (tmp_path / "speed" / "sft.jsonl").write_text("{}\n")
-    found = speed.read_speed(tmp_path)
-    assert speed.rows(found) == [["rl", "3", "4", "25%", "12%", "50%", "1,200", "25.0%", "2.00 GB"]]
-    assert len(speed.picture(found)) == 1 and speed.picture({}) == [] and speed.rows({}) == []
-    assert math.isfinite(speed.middle(found["rl"], "train") or math.nan)
+    lines_by_stage = speed.read_speed(tmp_path)
+    assert speed.rows(lines_by_stage) == [["rl", "3", "4", "25%", "12%", "50%", "1,200", "25.0%", "2.00 GB"]]
+    assert len(speed.picture(lines_by_stage)) == 1 and speed.picture({}) == [] and speed.rows({}) == []
+    assert math.isfinite(speed.middle(lines_by_stage["rl"], "train") or math.nan)
