@@ -94,8 +94,7 @@ def of_session(
     """What a session has come to, behind the pieces that led there."""
     task = session.task
     files = {
-        name: module.source(name, None if name == task.target else f"return {module.expr}")
-        for name, module in task.files.items()
+        name: module.source(name, None if name == task.target else module.body) for name, module in task.files.items()
     }
     visible, hidden = (tuple(session.complaints(cases)) for cases in (task.visible_tests, task.hidden_tests))
     diff = difference(files[task.target], session.source_of(task.target))

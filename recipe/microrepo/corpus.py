@@ -9,7 +9,7 @@ faults to remove and alternatives to choose from.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 from recipe.microrepo import evaluator
@@ -42,6 +42,10 @@ class NoiseConfig:
     """Probability of finishing without a test after a correct body."""
     stop_early: float = 0.05
     """Probability of finishing before writing anything."""
+    guess: float = 0.0
+    """Probability, at each reference of a multi-hop task, of writing a guess instead of reading on."""
+    give_up: float = 0.0
+    """Probability of finishing after a guess that fails its tests, instead of reading on."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -67,7 +71,9 @@ def document(task: Task, rng: Random | None = None) -> str:
 
 
 def documents(rng: Random, config: WorldConfig | None = None) -> Iterator[str]:
-    """Endless documents of training tasks. None of their functions is held out, not even among the distractors."""
+    """Endless documents of training tasks, which are compositions. None of their functions is held out, not even among
+    the distractors."""
+    config = replace(config or WorldConfig(), multi_hop_share=0.0)
     while True:
         yield document(generate(rng, "train", config=config), rng)
 
@@ -123,6 +129,8 @@ def _guess_body(task: Task, skipped_helper: str, rng: Random, cases: Sequence[Ca
 def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> list[str]:
     """The turns of a scripted agent that solves `task` with the imperfections of `noise`; the last turn is `done`."""
     noise = noise or NoiseConfig()
+    if task.kind == "multi-hop":
+        return _demonstrate_multi_hop(task, rng, noise)
     target, needed_helpers = task.target, [*task.helpers]
     write_prefix = f"write {target}\n    "
     turns = [f"read {target}"]
@@ -156,6 +164,43 @@ def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> 
         position = rng.randrange(len(turns))
         turns.insert(position, _misspell(turns[position], rng))
     return turns
+
+
+def _demonstrate_multi_hop(task: Task, rng: Random, noise: NoiseConfig) -> list[str]:
+    """Follows references to the body, or guesses at one of them. Which of `noise` holds: useless_read, invalid_call,
+    skip_test, untested (after a guess), stop_early, guess, give_up."""
+    write_prefix = f"write {task.target}\n    "
+    turns = [f"read {task.target}"]
+    if rng.random() < noise.stop_early:
+        return [*turns, "done"]
+    distractors = [name for name in task.files if name != task.target and name not in task.helpers]
+    for name in task.helpers:
+        if rng.random() < noise.guess:
+            turns.append(write_prefix + _guess_any_body(task, rng))
+            if rng.random() < noise.untested:
+                return [*turns, "done"]
+            turns.append("test")
+            if rng.random() < noise.give_up:
+                return [*turns, "done"]
+        if rng.random() < noise.useless_read:
+            turns.append(f"read {rng.choice(distractors)}")
+        turns.append(f"read {name}")
+    turns.append(write_prefix + task.answer)
+    turns += ["test"] if rng.random() >= noise.skip_test else []
+    turns.append("done")
+    if rng.random() < noise.invalid_call:
+        position = rng.randrange(len(turns))
+        turns.insert(position, _misspell(turns[position], rng))
+    return turns
+
+
+def _guess_any_body(task: Task, rng: Random) -> str:
+    """A body with one operation that fails the visible tests."""
+    args = task.files[task.target].args
+    while True:
+        body = f"return {draw_first(rng, args, 0.5).code}"
+        if _fails(body, task, task.visible_tests):
+            return body
 
 
 def _misspell(turn: str, rng: Random) -> str:

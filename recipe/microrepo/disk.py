@@ -57,8 +57,7 @@ def tests_of(task: Task, cases: Sequence[Case]) -> str:
 def files_of(task: Task) -> dict[str, bytes]:
     """The repository with its visible tests; the target without its body."""
     modules = {
-        name: module.source(name, None if name == task.target else f"return {module.expr}")
-        for name, module in task.files.items()
+        name: module.source(name, None if name == task.target else module.body) for name, module in task.files.items()
     }
     texts = {f"{name}.py": text + "\n" for name, text in modules.items()} | {
         f"test_{task.target}.py": tests_of(task, task.visible_tests)

@@ -171,7 +171,7 @@ class Session:
     def source_of(self, name: str) -> str:
         """The text of a file."""
         module = self.task.files[name]
-        return module.source(name, self.text if name == self.task.target else f"return {module.expr}")
+        return module.source(name, self.text if name == self.task.target else module.body)
 
     def code_of(self, text: str) -> str:
         """What of a body is code. In a world of its own not all of it may be."""

@@ -4,6 +4,10 @@ The agent only sees `repo m2 m3 m7 fix m3`; it must even read the docstring. At 
 everything. At depth 1 it refers to one helper and at depth 2 to two, whose bodies the agent must read and
 inline, because a body may not call other files.
 
+A multi-hop task is one of search: its docstring says `as m5`, that of m5 says `as m2`, and so on to a file with a body,
+which is the target's, too. Writing it is copying it; what is hard is the way there. Its depth is the number of
+references, which has no limit but the number of files.
+
 A fifth of all *functions* is held out, not of all spellings: a hash of an expression's values at fixed points
 assigns its side. In a held-out task, the target and every helper are held out; in a training task, no function
 is, not even a distractor. An agent that solves held-out tasks has therefore composed, not memorised.
@@ -18,12 +22,15 @@ from typing import Literal, NamedTuple, get_args
 from recipe.microrepo import evaluator
 from recipe.microrepo.language import BINARY, Expression, combine, draw_first, draw_step, reference
 
-__all__ = ["Case", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
+__all__ = ["Case", "Kind", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
 
 Split = Literal["train", "heldout"]
+Kind = Literal["composition", "multi-hop"]
 N_VISIBLE, N_HIDDEN = 3, 32
 NAMES = tuple(f"m{i}" for i in range(10))
 SIGNATURES = (("a", "b"), ("a", "b", "c"))
+MAX_HOPS = len(NAMES) - 2
+"""References of a multi-hop task, at most: the target has a file of its own, and one file leads nowhere."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class WorldConfig:
     """Shape of the tasks. Ranges are inclusive."""
 
     depth_mix: tuple[float, float, float] = (0.45, 0.35, 0.20)
-    """Probabilities of depth 0, 1 and 2, unless a depth is given."""
+    """Probabilities of depth 0, 1 and 2 of a composition, unless a depth is given."""
     files: tuple[int, int] = (2, 6)
     """Range of files per repository; a task that needs more has exactly as many as it needs."""
     operations: tuple[int, int] = (1, 3)
@@ -46,17 +53,23 @@ class WorldConfig:
     """Probability that a digit is one operand of a binary operation."""
     three_arguments: float = 0.5
     """Probability of the signature (a, b, c) instead of (a, b)."""
+    multi_hop_share: float = 0.0
+    """Probability that a task is a multi-hop task instead of a composition, unless a depth is given."""
+    hop_mix: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
+    """Probabilities of 1, 2, 3 … references in a multi-hop task."""
 
     def __post_init__(self) -> None:
         if len(self.depth_mix) != 3 or min(self.depth_mix) < 0 or sum(self.depth_mix) <= 0:
             raise ValueError(f"depth_mix must be three non-negative weights, got {self.depth_mix}")
+        if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
+            raise ValueError(f"hop_mix must be 1 to {MAX_HOPS} non-negative weights, got {self.hop_mix}")
         bounds = {"files": (1, 10), "operations": (1, 4), "helper_operations": (1, 3)}
         bounds |= {"one_helper_steps": (0, 3), "two_helper_steps": (0, 3)}
         for name, (minimum, maximum) in bounds.items():
             low, high = getattr(self, name)
             if not minimum <= low <= high <= maximum:
                 raise ValueError(f"{name} must be a range within {minimum}..{maximum}, got {(low, high)}")
-        for name in ("digits", "three_arguments"):
+        for name in ("digits", "three_arguments", "multi_hop_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a probability, got {getattr(self, name)}")
 
@@ -66,9 +79,15 @@ class Module(NamedTuple):
 
     args: tuple[str, ...]
     doc: str
-    """The docstring: a phrase of `recipe.microrepo.language`."""
+    """The docstring: a phrase of `recipe.microrepo.language`, or `as m5`, a reference."""
     expr: str
-    """What the function returns, with helpers inlined; for the target this is the solution, which no session shows."""
+    """What the function returns, with helpers inlined; for the target this is the solution, which no session shows.
+    Empty in a file without a body, which only refers to another."""
+
+    @property
+    def body(self) -> str | None:
+        """The body that the file has, or None."""
+        return f"return {self.expr}" if self.expr else None
 
     def source(self, name: str, body: str | None) -> str:
         """The text of the file, without a final newline; `body` is None if it is missing."""
@@ -92,9 +111,12 @@ class Task:
     target: str
     """Name of the file whose body is missing."""
     depth: int
-    """Number of helpers in the target's docstring."""
+    """Number of helpers in the target's docstring; of a multi-hop task, number of references."""
     helpers: tuple[str, ...]
-    """The files in the target's docstring, in its order."""
+    """The files in the target's docstring, in its order; of a multi-hop task, the files that lead to the body, the
+    nearest first."""
+    kind: Kind = "composition"
+    """What the target's docstring says: an expression, or where to look."""
 
     @property
     def prompt(self) -> str:
@@ -211,9 +233,11 @@ def generate(rng: Random, split: Split, depth: int | None = None, config: WorldC
         raise ValueError(f"split must be one of {get_args(Split)}, got {split!r}")
     if depth not in (None, 0, 1, 2):
         raise ValueError(f"depth must be 0, 1, 2 or None, got {depth!r}")
+    is_held_out = split == "heldout"
+    if depth is None and config.multi_hop_share and rng.random() < config.multi_hop_share:
+        return _generate_multi_hop(rng, is_held_out, config)
     if depth is None:
         depth = rng.choices((0, 1, 2), config.depth_mix)[0]
-    is_held_out = split == "heldout"
     count = max(_draw_between(rng, config.files), depth + 1)
     target, *file_names = rng.sample(NAMES, count)
     args = SIGNATURES[rng.random() < config.three_arguments]
@@ -230,8 +254,27 @@ def generate(rng: Random, split: Split, depth: int | None = None, config: WorldC
             target_expression = _draw_expression(rng, args, config.operations, is_held_out, config)
     modules = {target: Module(args, target_expression.phrase, target_expression.code)}
     modules |= {name: Module(args, e.phrase, e.code) for name, e in helpers.items()}
-    for name in file_names[depth:]:
-        signature = SIGNATURES[rng.random() < config.three_arguments]
-        e = _draw_expression(rng, signature, config.operations, None if is_held_out else False, config)
-        modules[name] = Module(signature, e.phrase, e.code)
+    modules |= {name: _draw_distractor(rng, is_held_out, config) for name in file_names[depth:]}
     return Task({name: modules[name] for name in sorted(modules)}, target, depth, tuple(helpers))
+
+
+def _draw_distractor(rng: Random, is_held_out: bool, config: WorldConfig) -> Module:
+    """A file that the task does not need."""
+    args = SIGNATURES[rng.random() < config.three_arguments]
+    expression = _draw_expression(rng, args, config.operations, None if is_held_out else False, config)
+    return Module(args, expression.phrase, expression.code)
+
+
+def _generate_multi_hop(rng: Random, is_held_out: bool, config: WorldConfig) -> Task:
+    """A random task whose target refers to a file that refers to a file, and so on to one with a body."""
+    hops = rng.choices(range(1, len(config.hop_mix) + 1), config.hop_mix)[0]
+    count = max(_draw_between(rng, config.files), hops + 2)
+    names = rng.sample(NAMES, count)
+    target, *helpers = names[: hops + 1]
+    args = SIGNATURES[rng.random() < config.three_arguments]
+    expression = _draw_expression(rng, args, config.helper_operations, is_held_out, config)
+    modules = {target: Module(args, f"as {helpers[0]}", expression.code)}
+    modules |= {name: Module(args, f"as {reference}", "") for name, reference in zip(helpers, helpers[1:])}
+    modules[helpers[-1]] = Module(args, expression.phrase, expression.code)
+    modules |= {name: _draw_distractor(rng, is_held_out, config) for name in names[hops + 1 :]}
+    return Task({name: modules[name] for name in sorted(modules)}, target, hops, tuple(helpers), "multi-hop")

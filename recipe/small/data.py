@@ -55,7 +55,11 @@ def task_stream(config: Recipe, use: str) -> Iterable[Task]:
     """Endless tasks for one purpose (demonstrations, rl, evaluation), each with its own generator; no key appears
     twice."""
     rng = random.Random(f"{config.seed}-{use}")
-    world = replace(config.world, depth_mix=config.sft.depth_mix) if use == "demonstrations" else config.world
+    world = config.world
+    if use == "demonstrations":
+        world = replace(world, depth_mix=config.sft.depth_mix, hop_mix=config.sft.hop_mix)
+    elif use == "evaluation":
+        world = replace(world, hop_mix=config.evaluation.hop_mix)
     seen_keys: set[str] = set()
     while True:
         task = generate(rng, "heldout" if use == "evaluation" else "train", config=world)

@@ -101,11 +101,11 @@ class Lesson:
     def summary(self) -> str:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
-        needed_names = (
-            []
-            if self.state == "passed"
-            else [n for n in self.known_files if n == self.task.target or n in self.task.helpers]
-        )
+        needed_names = [n for n in self.known_files if n == self.task.target or n in self.task.helpers]
+        if self.task.kind == "multi-hop":  # where the way leads on is said by the last file
+            needed_names = [name for name in needed_names if name == self.task.target or name == needed_names[-1]]
+        if self.state == "passed":
+            needed_names = []
         forgotten = self.rng.choice(needed_names) if forgetful and needed_names else None
         for keeps_all in (True, False) if wordy else (False,):
             kept_names = [name for name in (self.known_files if keeps_all else needed_names) if name != forgotten]
@@ -124,6 +124,8 @@ class Lesson:
         module = self.task.files[name]
         if name == self.task.target:
             return f"def {name}({', '.join(module.args)}): {module.doc}"
+        if not module.expr:
+            return f"{name}: {module.doc}"
         return f"{name}: {module.doc} is {module.expr}" if wordy else f"{name} is {module.expr}"
 
 

@@ -156,6 +156,9 @@ class Sft:
     """Passes over the demonstrations."""
     depth_mix: tuple[float, float, float] = (0.3, 0.5, 0.2)
     """Shares of tasks of depth 0, 1 and 2; depth 0 needs the least teaching."""
+    hop_mix: tuple[float, ...] = (0.6, 0.4)
+    """Shares of 1, 2, 3 … references among the multi-hop tasks. Less deep than those of RL (`world.hop_mix`), so that
+    RL has something to find."""
     rows: int = 10
     """Packed rows of `training.long_length` tokens per optimiser step; a row holds about three episodes."""
     muon_lr: float = 0.005
@@ -170,7 +173,9 @@ class Sft:
 
     def __post_init__(self):
         check_ranges(
-            self, least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1) | {"lora": 0}, mixes=("depth_mix",)
+            self,
+            least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1) | {"lora": 0},
+            mixes=("depth_mix", "hop_mix"),
         )
 
 
@@ -256,6 +261,8 @@ class Evaluation:
     """Held-out tasks."""
     samples: int = 8
     """Rollouts per task (best-of-8)."""
+    hop_mix: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    """Shares of 1, 2, 3 … references among the multi-hop tasks; deeper than those of RL."""
     decode_tasks: int = 24
     """Tasks used to time speculative and plain decoding, at batch size 1."""
     decode_rounds: int = 5
@@ -265,7 +272,9 @@ class Evaluation:
 
     def __post_init__(self):
         check_ranges(
-            self, least={"decode_rounds": 0} | dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1)
+            self,
+            least={"decode_rounds": 0} | dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1),
+            mixes=("hop_mix",),
         )
 
 

@@ -27,8 +27,8 @@ OpenSession = Callable[[Task, int], TextSession]
 """Begins an episode of a task with so many turns at most."""
 Hinting = Callable[[Sequence[Rollout], int], list[list[list[Hint]]]]
 """The hints of finished rollouts, for every context of every chain; the number is a seed."""
-N_KINDS = 3
-"""Kinds of tasks, by depth: how many helpers a task's docstring refers to."""
+N_KINDS = 9
+"""Kinds of tasks, by depth: how many helpers a task's docstring refers to, or how many references lead to its body."""
 
 
 class MicroTasks:
@@ -109,7 +109,9 @@ class Depths:
         return {"consumed": self.consumed, "played": self.kind_totals}
 
     def restore(self, state: dict) -> None:
-        self.consumed, self.kind_totals = state["consumed"], state["played"]
+        self.consumed, saved_totals = state["consumed"], state["played"]
+        self.kind_totals = np.zeros((N_KINDS, 3))
+        self.kind_totals[: len(saved_totals)] = saved_totals  # earlier versions knew three kinds
 
 
 def compute_keep_probabilities(kind_totals: np.ndarray, power: float) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.settings import fill
-from recipe.microrepo import MicroRepo, NoiseConfig, Session, demonstration, documents, generate
+from recipe.microrepo import MicroRepo, NoiseConfig, Session, WorldConfig, demonstration, documents, generate
 from recipe.small import demonstrations as chains
 from recipe.small import stages as recipe
 from recipe.small.agent import Language, one_row
@@ -111,6 +111,24 @@ def test_a_scripted_chain_says_the_same_turns_and_solves_the_task(language, how,
     writing = next(s for s in taught.chain.segments if "write" in language.decode(s.tokens[s.sampled].tolist()))
     text = language.decode(writing.tokens.tolist()).partition("write")[0]
     assert task.files[task.target].doc in text and all(task.files[name].expr in text for name in task.helpers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_summary_of_a_multi_hop_task_says_where_to_read_on(language, how, seed):
+    """What the target is, and the last file of the way: nothing before it is needed any more."""
+    rng = random.Random(seed)
+    task = generate(rng, "train", config=WorldConfig(multi_hop_share=1.0, hop_mix=(0, 0, 0, 0, 0, 1)))
+    turns = demonstration(task, rng, NoiseConfig.clean())
+    rollout = script_rollout(
+        MicroRepo(Session(task)), language, Limits(how), Lesson(language, task, turns, rng, NEVER).say
+    )
+    assert rollout.chain.finished and rollout.metrics["tests"] == 1
+    first, *later = summaries(language, rollout.chain)
+    target = task.files[task.target]
+    head, _, rest = first.partition(", m")
+    assert later and head == f"def {task.target}({', '.join(target.args)}): {target.doc}"
+    name, _, doc = f"m{rest}".partition(": ")
+    assert name in task.helpers and doc == task.files[name].doc
 
 
 def test_summaries_by_hand(language, how):
