@@ -237,10 +237,10 @@ def test_rl_on_packages_from_smollm2(tmp_path, ask, here):
     specs = (*(f"generated:{number}" for number in range(5)), "generated:heldout:0")
     assert make_all(specs, recipes, 2, 60.0, overwrite=False)
     few = (
-        "training.dtype=bfloat16", "cluster.agent_length=1024", "rl.max_len=1024", "rl.turn_tokens=192",
-        "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "rl.lr=1e-5", "sft.epochs=2", "sft.rows=4", "sft.adamw_lr=3e-4",
-        "evaluation.tasks=4", "evaluation.samples=1", "evaluation.resamples=100", "cluster.checkpoint_every=1",
-        "tasks.demonstrations=32", "tasks.styles=direct", "tasks.tools=read,edit,shell,finish", "tasks.turns=6",
+        "training.dtype=bfloat16", "cluster.agent_length=1024", "rl.max_len=1024", "rl.turn_tokens=96",
+        "rl.steps=3", "rl.prompts=1", "rl.rollouts=4", "rl.lr=1e-5", "sft.epochs=1", "sft.rows=2", "sft.adamw_lr=3e-4",
+        "evaluation.tasks=2", "evaluation.samples=1", "evaluation.resamples=100", "cluster.checkpoint_every=1",
+        "tasks.demonstrations=32", "tasks.styles=direct", "tasks.tools=read,edit,shell,finish", "tasks.turns=4",
         "tasks.threads=false",
     )  # fmt: skip
     options = ("--scale", "full", "--backend", "gloo", "--nproc", "2", "--config", ROOT / "examples" / "one-gpu.toml")
@@ -254,7 +254,7 @@ def test_rl_on_packages_from_smollm2(tmp_path, ask, here):
     assert "chat format: the default one" in printed
     result = json.loads((out / "report.json").read_text())["stages"]["eval"]
     assert result["checkpoint"]["valid_calls"]["value"] == 0 and result["before"]["valid_calls"]["value"] > 0.5
-    assert len(list((out / "episodes").glob("*/*.jsonl"))) == 3 * 4
+    assert len(list((out / "episodes").glob("*/*.jsonl"))) == 3 * 2
     stages = ("sft", "measure", "rl", "eval")
     here += stages
     for number, stage in enumerate(stages):

@@ -427,7 +427,8 @@ def test_real_bases_know_more_than_chance_and_compress_code(name, tmp_path, lett
     )
     files = perplexity.file_nll(base, perplexity.codebase(None, 4000), 256)
     assert 0.3 < perplexity.summed(files, 50)["bits_per_byte"] < 1.5
-    assert base.continued([">>> len('abc')\n3\n>>> len('abcd')\n"], [3], "\n") == ["4"]
+    lengths = "".join(f">>> len({'abcd'[:n]!r})\n{n}\n" for n in (1, 2, 3)) + ">>> len('abcd')\n"
+    assert base.continued([lengths], [3], "\n") == ["4"]  # by 3.7 and 2.0 nats before the next token
     prompts = ["def add(a, b):\n    return a +", "import numpy as"]
     assert (
         base.continued(prompts, [2, 2], "\n")
