@@ -183,18 +183,19 @@ def is_shown(task: Task, name: str, text: str) -> bool:
     """Whether the text of a file stands in what the policy was given, as the environment answers or as a summary notes
     it."""
     module = task.files[name]
-    return module.source(name, None if name == task.target else module.body) in text or is_noted(task, name, text)
+    return module.source(name, None if name == task.target else f"return {module.expr}") in text or is_noted(
+        task, name, text
+    )
 
 
 def is_noted(task: Task, name: str, text: str) -> bool:
     """Whether a summary holds what the task needs of a file: of the target its docstring, of a helper what it
-    returns, or where it refers to."""
+    returns."""
     module = task.files[name]
     if name == task.target:
         forms = (f"def {name}({', '.join(module.args)}): {module.doc}",)
     else:
         forms = (f"{name} is {module.expr}", f"{name}: {module.doc} is {module.expr}")
-        forms = forms if module.expr else (f"{name}: {module.doc}",)
     padded_text = f"{text}, ".replace("<|", ", <|")
     return any(f"{form}, " in padded_text for form in forms)
 

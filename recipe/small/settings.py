@@ -302,3 +302,7 @@ class Recipe:
     """Reinforcement learning."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     """Held-out measurements."""
+
+    def __post_init__(self):
+        if self.world.multi_hop_share and self.rl.feedback.weight:
+            raise ValueError("rl.feedback.weight must be 0 with world.multi_hop_share: hints know compositions only")

@@ -1,6 +1,7 @@
 """Multi-hop tasks of the small world: references lead to the body, and guesses do not."""
 
 import random
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from recipe.microrepo import NoiseConfig, Session, WorldConfig, demonstration, documents, generate, held_out
 from recipe.microrepo.language import translate
 from recipe.small.data import task_stream
-from recipe.small.settings import Recipe
+from recipe.small.settings import Hints, Recipe
 from recipe.small.tasks import N_KINDS, Depths
 
 seeds = st.integers(0, 2**32)
@@ -124,3 +125,11 @@ def test_states_of_earlier_versions_are_read():
 def test_impossible_worlds_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         WorldConfig(**wrong)
+
+
+def test_hints_are_refused():
+    """Their rules ask which helper's body has been read."""
+    rl = replace(Recipe().rl, feedback=Hints(weight=0.1))
+    assert Recipe(rl=rl).rl.feedback.weight == 0.1
+    with pytest.raises(ValueError, match="rl.feedback.weight must be 0 with world.multi_hop_share"):
+        Recipe(rl=rl, world=WorldConfig(multi_hop_share=0.1))
