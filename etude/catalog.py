@@ -202,6 +202,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_base_eval.py", "tests/sims/test_base_tracking.py", "tests/sims/test_base_knowledge.py"),
     ),
     Experiment(
+        name="real-agent",
+        title="SFT and RL of SmolLM2-135M on tasks of generated packages, with tools, sandboxes and the grader: "
+        "held-out success, a control",
+        source="§6.2",
+        sim="sims/real_agent/experiment.py",
+        tests=("tests/sims/test_real_agent.py",),
+    ),
+    Experiment(
         name="low-precision",
         title="experts in MXFP8 and NVFP4: noise, leaks through per-tensor scales, fast division, training",
         source="§6.1, Kernels",

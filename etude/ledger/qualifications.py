@@ -11,6 +11,7 @@ __all__ = ["LIMITS", "qualified"]
 SEEDED_HACK = "RL amplifies a hack that some rollouts contain before RL"
 SMALL_LEARNING_RATE = "at a learning rate of 1e-6; fewer weights stay equal at the recipe's own 1e-4"
 FEW_STEPS = "80 supervised steps of a tiny network, where float32 differs from bfloat16 by about as much"
+GENERATED = "a 135M language model; real files, tools, sandboxes and grader, but generated packages"
 LIMITS: dict[str, str] = {
     "best-of-k/best-of-4": "mere sharpening raises it, too",
     "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is "
@@ -32,6 +33,10 @@ LIMITS: dict[str, str] = {
     "environments/ is not part of it",
     "disk-world/learns-on-disk": "the four calls of the small world, executed on real files; the harness of "
     "environments/ is not part of it",
+    "real-agent/rl-sampled": GENERATED,
+    "real-agent/rl-greedy": GENERATED,
+    "real-agent/beyond-control": GENERATED,
+    "real-agent/calls": GENERATED,
     "leftover-cache/finds-the-cache": SEEDED_HACK,
     "leftover-cache/monitor-sees": "a single readable path, which the monitor's rules name",
     "tampered-tests/finds-the-tests": SEEDED_HACK,

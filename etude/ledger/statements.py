@@ -659,7 +659,8 @@ ENVIRONMENTS = (
         "same-harness",
         "§6.2",
         "an agent trains in the harness in which it is used: real files, real tools, isolated machines",
-        _in("disk-world", "same-curves", "learns-on-disk"),
+        _in("disk-world", "same-curves", "learns-on-disk")
+        + _in("real-agent", "rl-sampled", "rl-greedy", "beyond-control", "calls"),
     ),
     Statement("strict-arguments", "§6.2", "stricter checks of tool arguments teach more precise calls", reason=LAPTOP),
     Statement("tools-removed", "§6.2", "training with tools removed makes the agent steerable", reason=LAPTOP),
