@@ -35,6 +35,14 @@ def test_every_control_goes_to_both_ends(page, drive):
     )
 
 
+def test_an_agent_that_called_nothing_is_shown(page, mine):
+    """Its chart of calls has nothing to draw, and says so."""
+    shutil.copy(next(ORACLE.parent.glob("model-checkpoint-*.jsonl")), mine)
+    at = page("episodes")
+    assert not at.error and not at.exception
+    assert any(caption.value.startswith("Nothing to draw yet.") for caption in at.caption)
+
+
 def test_each_turn_shows_what_was_said_called_and_changed(page, mine):
     lines = record.read(mine)
     turns = episodes.steps(tuple(lines))

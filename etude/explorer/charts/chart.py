@@ -98,6 +98,9 @@ def _show(
     picture: Drawing, name: str, rows: Sequence[dict], alt: str, wide: bool, mode: vega.Mode, callback: Any = "rerun"
 ) -> Any:
     """The selection in the chart, or None."""
+    if not any(layer.rows for layer in picture.layers):  # a selection needs a layer
+        st.caption(f"Nothing to draw yet. {alt}")
+        return None
     data, spec = pyarrow.table(vega.table(picture)), vega.spec(picture, mode)
     if wide:
         st.html(WIDE_CHART_STYLE)
