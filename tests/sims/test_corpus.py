@@ -3,6 +3,7 @@ alike."""
 
 import json
 import os
+import py_compile
 import random
 import sysconfig
 from dataclasses import replace
@@ -263,3 +264,12 @@ def test_small_and_full_runs_read_and_hold_out_the_same_library(tmp_path, monkey
     learn, held = full.read(full.Full())
     assert len(learn.files) + len(held.files) == result["files"] == 30
     assert corpus.heldout_codebase(out).files == held.files
+
+
+def test_bytecode_is_not_part_of_a_corpus(tmp_path):
+    """Whatever of the folder has been imported meanwhile, a run reads the same."""
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = corpus.read_folder(str(tmp_path))
+    py_compile.compile(str(tmp_path / "a.py"))
+    after = corpus.read_folder(str(tmp_path))
+    assert list(tmp_path.glob("__pycache__/*.pyc")) and (after.files, after.skipped) == (before.files, before.skipped)
