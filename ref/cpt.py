@@ -86,7 +86,7 @@ CODE = r" ?\w+|\n *| ?[^\s\w]+|\s+"
 indentation after it, punctuation."""
 
 
-LIBRARY_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo", "ensurepip", "__pycache__")
+LIBRARY_EXCLUDE = ("site-packages", "test", "tests", "lib2to3", "idlelib", "turtledemo", "ensurepip")
 """Folders of the standard library that are left out: third-party packages, tests, demos, old tools."""
 
 
@@ -107,7 +107,8 @@ class Corpus:
 def read_corpus(
     root: str | Path, suffixes: Sequence[str] = (), exclude: Sequence[str] = (), max_bytes: int = 1 << 20
 ) -> Corpus:
-    """Read every text file below `root`, except in hidden folders (.git) and folders named in `exclude`.
+    """Read every text file below `root`, except in hidden folders (.git), folders named in `exclude`, and __pycache__:
+    how much bytecode there is depends on what was imported, and a resumed run must read the same.
 
     `suffixes`: read only these (with the dot); an empty sequence means all. A file is skipped and counted if it
     is empty, larger than `max_bytes`, binary (a NUL byte), not UTF-8, or unreadable; so is a folder that cannot
@@ -115,7 +116,8 @@ def read_corpus(
     """
     corpus, root = Corpus(), Path(root)
     for path in sorted(
-        walk(root, frozenset(exclude), corpus.skipped), key=lambda item: item.relative_to(root).as_posix()
+        walk(root, frozenset((*exclude, "__pycache__")), corpus.skipped),
+        key=lambda item: item.relative_to(root).as_posix(),
     ):
         if suffixes and path.suffix not in suffixes:
             continue

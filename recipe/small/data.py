@@ -84,7 +84,7 @@ def data(
     stage.restore()
     c, t, file = config.data, config.training, config.sft.conversations
     check_conversations(file)
-    corpus = cpt.Corpus() if prepared else cpt.read_library() if c.corpus is None else read_folder(c.corpus)
+    corpus = cpt.Corpus() if prepared else cpt.read_library() if c.corpus is None else cpt.read_corpus(c.corpus)
 
     def make_error(problem: object) -> RunError:
         skipped_text = ", ".join(f"{n} {reason}" for reason, n in sorted(corpus.skipped.items())) or "none"
@@ -209,12 +209,6 @@ def data(
         },
         paths,
     )
-
-
-def read_folder(folder: str) -> cpt.Corpus:
-    """The text files of a folder, without Python's bytecode: how much of it is there depends on what was imported, and
-    a resumed run must read the same."""
-    return cpt.read_corpus(folder, exclude=("__pycache__",))
 
 
 def narrow(numbers: np.ndarray, count: int, *kinds: type) -> np.ndarray:

@@ -269,7 +269,7 @@ def test_small_and_full_runs_read_and_hold_out_the_same_library(tmp_path, monkey
 def test_bytecode_is_not_part_of_a_corpus(tmp_path):
     """Whatever of the folder has been imported meanwhile, a run reads the same."""
     (tmp_path / "a.py").write_text("x = 1\n")
-    before = corpus.read_folder(str(tmp_path))
+    before = cpt.read_corpus(tmp_path)
     py_compile.compile(str(tmp_path / "a.py"))
-    after = corpus.read_folder(str(tmp_path))
+    after = cpt.read_corpus(tmp_path)
     assert list(tmp_path.glob("__pycache__/*.pyc")) and (after.files, after.skipped) == (before.files, before.skipped)
