@@ -124,14 +124,18 @@ def finished(start, recipes, tmp_path_factory):
 
 
 def test_every_stage_runs_and_survives_sigkill(start, recipes, finished, tmp_path, ask, here):
-    """From recipes to a report with episodes. A copy of the run is killed in RL and in the evaluation and resumed: the
-    same bits. `make test-real` kills SFT, too."""
+    """From recipes to a report with episodes. A copy of the run is killed in each stage after SFT and resumed: the same
+    bits. test_chain.py and `make test-real` kill SFT, too."""
     out, killed = finished, tmp_path / "killed"
     here += ["measure"]
     code, said, error = ask(*words(out, start, recipes))
     assert code == 2 and "Continue with" in error and not (out / "stages" / "measure.json").exists()
     assert "6 of 1 packages" not in said and "held out, of generated-heldout.0" in said
     shutil.copytree(out, killed)
+    measured = [*(out / "state").glob("measure-*")]
+    assert measured, "the copy resumes in the middle of the stage, and the run plays it from its start"
+    for path in measured:
+        path.unlink()
     code, more, error = ask(*words(out, start, recipes), "--resume")
     assert code == 0 and not error, error
     said += more
