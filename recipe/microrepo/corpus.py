@@ -157,13 +157,8 @@ def demonstration(task: Task, rng: Random, noise: NoiseConfig | None = None) -> 
             turns.append("test")
     if wrong_body is None or not skips_test:
         turns += [f"read {skipped_helper}"] if skipped_helper is not None else []
-        turns.append(write_prefix + task.answer)
-        turns += ["test"] if rng.random() >= noise.skip_test else []
-    turns.append("done")
-    if rng.random() < noise.invalid_call:
-        position = rng.randrange(len(turns))
-        turns.insert(position, _misspell(turns[position], rng))
-    return turns
+        turns += _write_answer(task, rng, noise)
+    return _end(turns, rng, noise)
 
 
 def _demonstrate_multi_hop(task: Task, rng: Random, noise: NoiseConfig) -> list[str]:
@@ -185,9 +180,18 @@ def _demonstrate_multi_hop(task: Task, rng: Random, noise: NoiseConfig) -> list[
         if rng.random() < noise.useless_read:
             turns.append(f"read {rng.choice(distractors)}")
         turns.append(f"read {name}")
-    turns.append(write_prefix + task.answer)
-    turns += ["test"] if rng.random() >= noise.skip_test else []
-    turns.append("done")
+    return _end([*turns, *_write_answer(task, rng, noise)], rng, noise)
+
+
+def _write_answer(task: Task, rng: Random, noise: NoiseConfig) -> list[str]:
+    """The turn that writes the answer, and mostly a test of it."""
+    turns = [f"write {task.target}\n    {task.answer}"]
+    return [*turns, "test"] if rng.random() >= noise.skip_test else turns
+
+
+def _end(turns: list[str], rng: Random, noise: NoiseConfig) -> list[str]:
+    """The turns and `done`, one of them perhaps misspelt at first."""
+    turns = [*turns, "done"]
     if rng.random() < noise.invalid_call:
         position = rng.randrange(len(turns))
         turns.insert(position, _misspell(turns[position], rng))

@@ -6,7 +6,7 @@ inline, because a body may not call other files.
 
 A multi-hop task is one of search: its docstring says `as m5`, that of m5 says `as m2`, and so on to a file with a body,
 which is the target's, too. Writing it is copying it; what is hard is the way there. Its depth is the number of
-references, which has no limit but the number of files.
+references, MAX_HOPS at most.
 
 A fifth of all *functions* is held out, not of all spellings: a hash of an expression's values at fixed points
 assigns its side. In a held-out task, the target and every helper are held out; in a training task, no function
@@ -22,7 +22,18 @@ from typing import Literal, NamedTuple, get_args
 from recipe.microrepo import evaluator
 from recipe.microrepo.language import BINARY, Expression, combine, draw_first, draw_step, reference
 
-__all__ = ["Case", "Kind", "Module", "Split", "Task", "WorldConfig", "generate", "held_out"]
+__all__ = [
+    "MAX_HOPS",
+    "Case",
+    "Kind",
+    "Module",
+    "Split",
+    "Task",
+    "WorldConfig",
+    "check_hop_mix",
+    "generate",
+    "held_out",
+]
 
 Split = Literal["train", "heldout"]
 Kind = Literal["composition", "multi-hop"]
@@ -31,6 +42,12 @@ NAMES = tuple(f"m{i}" for i in range(10))
 SIGNATURES = (("a", "b"), ("a", "b", "c"))
 MAX_HOPS = len(NAMES) - 2
 """References of a multi-hop task, at most: the target has a file of its own, and one file leads nowhere."""
+
+
+def check_hop_mix(hop_mix: tuple[float, ...]) -> None:
+    """Raises ValueError unless these are weights of 1, 2, 3 … references, as many as a task may have at most."""
+    if not 1 <= len(hop_mix) <= MAX_HOPS or min(hop_mix) < 0 or sum(hop_mix) <= 0:
+        raise ValueError(f"hop_mix must be 1 to {MAX_HOPS} non-negative weights, got {hop_mix}")
 
 
 @dataclass(frozen=True)
@@ -61,8 +78,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         if len(self.depth_mix) != 3 or min(self.depth_mix) < 0 or sum(self.depth_mix) <= 0:
             raise ValueError(f"depth_mix must be three non-negative weights, got {self.depth_mix}")
-        if not 1 <= len(self.hop_mix) <= MAX_HOPS or min(self.hop_mix) < 0 or sum(self.hop_mix) <= 0:
-            raise ValueError(f"hop_mix must be 1 to {MAX_HOPS} non-negative weights, got {self.hop_mix}")
+        check_hop_mix(self.hop_mix)
         bounds = {"files": (1, 10), "operations": (1, 4), "helper_operations": (1, 3)}
         bounds |= {"one_helper_steps": (0, 3), "two_helper_steps": (0, 3)}
         for name, (minimum, maximum) in bounds.items():

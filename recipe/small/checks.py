@@ -19,5 +19,5 @@ def check_ranges(
             raise ValueError(f"{name} must lie between 0 and 1, got {getattr(config, name)}")
     for name in mixes:
         values = getattr(config, name)
-        if min(values, default=0) < 0 or sum(values) <= 0:
+        if min(values) < 0 or sum(values) <= 0:
             raise ValueError(f"{name} must not be negative or all zero, got {values}")

@@ -101,11 +101,7 @@ class Lesson:
     def summary(self) -> str:
         """A short summary of the context; facts that it leaves out are unknown from now on."""
         wordy, forgetful = (self.rng.random() < p for p in (self.memory.wordy, self.memory.forgetful))
-        needed_names = [n for n in self.known_files if n == self.task.target or n in self.task.helpers]
-        if self.task.kind == "multi-hop":  # where the way leads on is said by the last file
-            needed_names = [name for name in needed_names if name == self.task.target or name == needed_names[-1]]
-        if self.state == "passed":
-            needed_names = []
+        needed_names = [] if self.state == "passed" else self.needed_files()
         forgotten = self.rng.choice(needed_names) if forgetful and needed_names else None
         for keeps_all in (True, False) if wordy else (False,):
             kept_names = [name for name in (self.known_files if keeps_all else needed_names) if name != forgotten]
@@ -119,6 +115,13 @@ class Lesson:
         if forgotten:
             self.turns.insert(0, f"read {forgotten}")
         return text
+
+    def needed_files(self) -> list[str]:
+        """The files in the context that the task still needs. Of a way of references only the last file says where to
+        read on."""
+        helpers = [name for name in self.known_files if name in self.task.helpers]
+        needed = {self.task.target, *(helpers[-1:] if self.task.kind == "multi-hop" else helpers)}
+        return [name for name in self.known_files if name in needed]
 
     def fact(self, name: str, wordy: bool) -> str:
         module = self.task.files[name]

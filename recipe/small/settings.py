@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recipe.microrepo import NoiseConfig, WorldConfig
+from recipe.microrepo.task import check_hop_mix
 from recipe.small.checks import check_ranges
 from ref.mtp import MTPConfig
 from ref.network import Config, RopeScaling
@@ -173,10 +174,9 @@ class Sft:
 
     def __post_init__(self):
         check_ranges(
-            self,
-            least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1) | {"lora": 0},
-            mixes=("depth_mix", "hop_mix"),
+            self, least=dict.fromkeys(("demonstrations", "epochs", "rows"), 1) | {"lora": 0}, mixes=("depth_mix",)
         )
+        check_hop_mix(self.hop_mix)
 
 
 @dataclass(frozen=True)
@@ -272,10 +272,9 @@ class Evaluation:
 
     def __post_init__(self):
         check_ranges(
-            self,
-            least={"decode_rounds": 0} | dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1),
-            mixes=("hop_mix",),
+            self, least={"decode_rounds": 0} | dict.fromkeys(("tasks", "samples", "decode_tasks", "resamples"), 1)
         )
+        check_hop_mix(self.hop_mix)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from recipe.microrepo import MicroRepo, Session, Task
 from recipe.microrepo.disk import DiskSession
 from recipe.microrepo.environment import TextSession
+from recipe.microrepo.task import MAX_HOPS
 from recipe.small.agent import Language
 from recipe.small.data import task_stream
 from recipe.small.hints import hint_rollouts
@@ -27,7 +28,7 @@ OpenSession = Callable[[Task, int], TextSession]
 """Begins an episode of a task with so many turns at most."""
 Hinting = Callable[[Sequence[Rollout], int], list[list[list[Hint]]]]
 """The hints of finished rollouts, for every context of every chain; the number is a seed."""
-N_KINDS = 9
+N_KINDS = MAX_HOPS + 1
 """Kinds of tasks, by depth: how many helpers a task's docstring refers to, or how many references lead to its body."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from kit.runs import Run
-from recipe.microrepo import Session, demonstration, disk, generate
+from recipe.microrepo import Session, WorldConfig, demonstration, disk, generate
 from recipe.microrepo.corpus import NoiseConfig
 from recipe.microrepo.disk import DiskSession, files_of
 from recipe.microrepo.environment import TextSession
@@ -37,10 +37,10 @@ def both(task, turns):
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_demonstration_hears_the_same(seed):
+@pytest.mark.parametrize(("seed", "multi_hop_share"), [*((seed, 0.0) for seed in range(6)), (6, 1.0), (7, 1.0)])
+def test_a_demonstration_hears_the_same(seed, multi_hop_share):
     rng = random.Random(seed)
-    task = generate(rng, "train")
+    task = generate(rng, "train", config=WorldConfig(multi_hop_share=multi_hop_share))
     memory, other = both(task, demonstration(task, rng, NOISY))
     assert memory == other and memory[0]
 

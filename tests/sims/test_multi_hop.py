@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipe.microrepo import NoiseConfig, Session, WorldConfig, demonstration, documents, generate, held_out
 from recipe.microrepo.language import translate
 from recipe.small.data import task_stream
-from recipe.small.settings import Hints, Recipe
+from recipe.small.settings import Evaluation, Hints, Recipe, Sft
 from recipe.small.tasks import N_KINDS, Depths
 
 seeds = st.integers(0, 2**32)
@@ -125,6 +125,10 @@ def test_states_of_earlier_versions_are_read():
 def test_impossible_worlds_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         WorldConfig(**wrong)
+    for part in (Sft, Evaluation):
+        if "hop_mix" in wrong:
+            with pytest.raises(ValueError, match="hop_mix must be 1 to 8 non-negative weights"):
+                part(**wrong)
 
 
 def test_hints_are_refused():
