@@ -2,7 +2,6 @@
 resembles it."""
 
 import ast
-import time
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from environments.grading.verdicts import insert_canaries
 from environments.monitor import Attempt, Call, Flag, watch
 from environments.monitor_code import CALLS, STATE
 from environments.monitor_shell import COMMANDS
+from tests.durations import ends_within
 
 TESTS = """from words import plural
 
@@ -422,11 +422,9 @@ python -c '|python -c |& |/proc/1|\\|"| """.replace("\n", "|").split("|")
 
 @pytest.mark.parametrize("fragment", ATTACKS)
 def test_no_length_of_a_command_holds_the_monitor(fragment):
-    """Seconds of this thread, of which 20,000 characters took 24 and more, or all that there are."""
-    since = time.thread_time()
+    """20,000 characters took 24 seconds and more, or all that there are."""
     for end in ("", "\nwords"):
-        watch(shell(fragment * (60_000 // len(fragment)) + end))
-    assert time.thread_time() - since < 3
+        assert ends_within(1.5, lambda end=end: watch(shell(fragment * (60_000 // len(fragment)) + end)))
 
 
 @pytest.mark.parametrize(

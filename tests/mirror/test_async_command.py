@@ -24,6 +24,9 @@ from scaled.async_rl import evaluator, services
 from tests import forks
 
 FEW = {"rl.prompts": 2, "rl.rollouts": 2, "heldout": 3, "samples": 2, "slots": 4, "tool_s": 0.02}
+AT_RANDOM = {"rl__temperature": 4}
+"""Nearly every token as likely as any other: an agent that learned nothing may else write to its limit and call
+nothing, whatever it draws, so that no group has an advantage and no call a hint."""
 
 
 def words(tiny_run, out, **more):
@@ -62,7 +65,7 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
     """With a standby, an evaluator, and a store of its own. The evaluator gets what time others leave, and on a busy
     machine they leave none: after two steps they are stopped until it has measured."""
     out, store = tmp_path / "run", tmp_path / "store"
-    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6), "--store", store
+    asked = *words(tiny_run, out, rl__steps=6, evaluate_every=1, standby=1, tool_s=0.6, **AT_RANDOM), "--store", store
     process = forks.start(*asked, said=tmp_path / "first")
     until = time.monotonic() + 120
     stopped = []
@@ -118,7 +121,7 @@ def test_a_killed_run_goes_on_and_its_journal_replays_to_its_weights(tiny_run, t
 
 def test_without_staleness_no_token_is_old(tiny_run, tmp_path, ask):
     out = tmp_path / "run"
-    more = {"rl__feedback__weight": 0.5, "rl__monitor__learn": 1}
+    more = {"rl__feedback__weight": 0.5, "rl__monitor__learn": 1, **AT_RANDOM}
     code, _, error = ask(*words(tiny_run, out, rl__steps=3, staleness=0, heldout=0, **more))
     assert code == 0, error
     found = json.loads((out / "report.json").read_text())["result"]

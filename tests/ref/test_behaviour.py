@@ -2,7 +2,6 @@
 not matter. Beneath, the record of a rollout: comments, claims about tests, and what it says of them."""
 
 import math
-import time
 from dataclasses import fields, replace
 
 import pytest
@@ -14,6 +13,7 @@ from ref.behaviour import MEASURE_CAPS, Behaviour, Demo, Prices, behaviour, comp
 from ref.dr_grpo import group_advantages
 from ref.length_penalty import length_penalty
 from ref.transcript import Call, Todo, Transcript, Turn, claims_tests_pass, comment_share, suite_state
+from tests.durations import ends_within
 
 # Where a strategy makes a Transcript, the check of types looks at a random item of a tuple.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
@@ -387,7 +387,6 @@ def test_the_demonstration_ranks_habits_and_a_shared_fault_moves_nothing():
 def test_no_text_of_a_policy_holds_who_reads_its_comments(text):
     """A quote that is never closed was looked for anew from every letter of its line: 26 seconds for 40,000
     characters."""
-    since = time.thread_time()
+    assert ends_within(2.5, lambda: comment_share([text])) and ends_within(2.5, lambda: claims_tests_pass(text))
     share = comment_share([text])
-    claims_tests_pass(text)
-    assert share is not None and (share > 0) == ("#" in text) and time.thread_time() - since < 5
+    assert share is not None and (share > 0) == ("#" in text)
