@@ -24,6 +24,7 @@ from etude.report.pictures import (
 from etude.report.record import (
     as_triple,
     before_after,
+    best_of,
     collect,
     columns,
     describe_failed,
@@ -138,9 +139,9 @@ def _render_cards(record: dict) -> str:
     result = evaluation_of(record)
     before, after = (result.get(key) or {} for key in ("before", "after"))
     cards = []
-    for key, name in (("success", "sampled success, before → after RL"), ("best_of_8", "best of 8, before → after RL")):
+    for key, name in (("success", "sampled success"), ("greedy", "greedy success"), best_of(result)):
         if (first := as_triple(before.get(key))) and (last := as_triple(after.get(key))):
-            cards.append((f"{first[0]:.2f} → {last[0]:.2f}", name))
+            cards.append((f"{first[0]:.2f} → {last[0]:.2f}", f"{name}, before → after RL"))
     speedup = as_triple((result.get("speculative") or {}).get("speedup"))
     if speedup:
         cards.append((f"{speedup[0]:.2f}×", "speculative decoding speed-up"))

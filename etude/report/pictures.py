@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from etude.report.record import STAGES, as_triple, in_words, joined_lines, points_of, smoothed
+from etude.report.record import STAGES, as_triple, best_of, in_words, joined_lines, points_of, smoothed
 
 # Okabe and Ito's colours: people with any colour vision can tell them apart.
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
@@ -254,12 +254,34 @@ def _describe_units(result: dict) -> str:
     return f"packages ({len(packages)})" if packages and len(packages) > 1 else f"{result.get('tasks', 'the')} tasks"
 
 
+DEPTHS = {
+    "composition": "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, which the "
+    "agent must read and use.",
+    "multi-hop": "The docstring refers to a file, which refers to a file, and so on to the body. The depth is the "
+    "number of references.",
+}
+
+
+def _depth_pictures(parts: list[dict], kind: str) -> list[str]:
+    """Success by depth before and after RL, of one kind of task; none without tasks."""
+    depths = sorted({*parts[0], *parts[1]})
+    if not depths:
+        return []
+    title = "Sampled success by depth" + (", multi-hop tasks" if kind == "multi-hop" else "")
+    figure, axes = make_axes(title, "files that must be read, besides the task's own", "share")
+    success_rates = [[(part.get(depth) or {}).get("success") for depth in depths] for part in parts]
+    _plot_bars(axes, [f"depth {depth}" for depth in depths], *success_rates)
+    axes.set_xlabel("")
+    axes.set_ylim(0, 1.08)
+    return [embedded(figure, title.lower(), DEPTHS.get(kind, ""))]
+
+
 def eval_pictures(result: dict) -> list[str]:
     before, after, figures = result.get("before") or {}, result.get("after") or {}, []
-    difference = result.get("difference") or {}
+    difference, best = result.get("difference") or {}, best_of(result)
     keys = [
         (key, name)
-        for key, name in (("success", "sampled"), ("greedy", "greedy"), ("best_of_8", "best of 8"))
+        for key, name in (("success", "sampled"), ("greedy", "greedy"), best)
         if key in before or key in after
     ]
     if keys:
@@ -274,29 +296,17 @@ def eval_pictures(result: dict) -> list[str]:
                 "success before and after RL",
                 f"Whiskers: 95% bootstrap over "
                 f"{_describe_units(result)}. Sampled success {_describe_change(difference.get('success'))}, "
-                f"best of 8 {_describe_change(difference.get('best_of_8'))}, "
+                f"{best[1]} {_describe_change(difference.get(best[0]))}, "
                 f"greedy {_describe_change(difference.get('greedy'))}. "
-                f"If sampled success rises and best of 8 does not, RL made likely what was already within reach.",
+                f"If sampled success rises and {best[1]} does not, RL made likely what was already within reach.",
             )
         )
-    depths = sorted({*(before.get("by_depth") or {}), *(after.get("by_depth") or {})})
-    if depths:
-        figure, axes = make_axes("Sampled success by depth", "files that must be read, besides the task's own", "share")
-        success_rates = [
-            [((part.get("by_depth") or {}).get(depth) or {}).get("success") for depth in depths]
-            for part in (before, after)
-        ]
-        _plot_bars(axes, [f"depth {depth}" for depth in depths], *success_rates)
-        axes.set_xlabel("")
-        axes.set_ylim(0, 1.08)
-        figures.append(
-            embedded(
-                figure,
-                "success by depth",
-                "Depth 0: the docstring says everything. Deeper tasks refer to helpers in other files, "
-                "which the agent must read and use.",
-            )
-        )
+    kinds = {**(before.get("by_kind") or {}), **(after.get("by_kind") or {})}
+    if kinds:
+        for kind in kinds:
+            figures += _depth_pictures([(part.get("by_kind") or {}).get(kind) or {} for part in (before, after)], kind)
+    else:
+        figures += _depth_pictures([part.get("by_depth") or {} for part in (before, after)], "composition")
     if before.get("pass_at_k") or after.get("pass_at_k"):
         figure, axes = make_axes("pass@k", "k samples", "share of tasks solved at least once")
         for part, colour, label, style in ((before, BEFORE, "before RL", "s-"), (after, AFTER, "after RL", "o-")):

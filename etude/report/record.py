@@ -55,8 +55,8 @@ def stages_of(record: dict) -> tuple[str, ...]:
 # Key, name, number format, and whether higher is better (None: neither).
 _MEASURES = (
     ("success", "success, sampled", "{:.3f}", True),
-    ("best_of_8", "best of 8", "{:.3f}", True),
     ("greedy", "success, greedy", "{:.3f}", True),
+    ("best_of_", "best of ", "{:.3f}", True),
     ("valid_calls", "valid calls, share", "{:.3f}", True),
     ("finished", "finished, share", "{:.3f}", True),
     ("tokens", "tokens", "{:.1f}", False),
@@ -78,10 +78,23 @@ def before_after(record: dict) -> list[tuple[str, ...]]:
     difference = result.get("difference") or {}
     rows = []
     for key, name, form, _ in _MEASURES:
+        if key == "best_of_":
+            key, name = best_of(result)
         if any(key in moment for moment in moments) and (key != "finished" or "checkpoint" in result):
             values = [in_words(moment.get(key), form) for moment in moments]
             rows.append((name, *values, in_words(difference.get(key), form.replace(":", ":+"))))
+    parts = [part.get("behaviours") or {} for part in (*moments, difference)]
+    for key in dict.fromkeys(key for part in parts for key in part):  # recipe/small/behaviours.py
+        values = [in_words(part.get(key), "{:.2f}") for part in parts[:-1]]
+        rows.append((f"{key.replace('_', ' ')}, share", *values, in_words(parts[-1].get(key), "{:+.2f}")))
     return rows
+
+
+def best_of(result: dict) -> tuple[str, str]:
+    """The key of best of n in an evaluation, and its name."""
+    samples = result.get("samples")
+    n = samples if type(samples) is int else 8
+    return f"best_of_{n}", f"best of {n}"
 
 
 def describe_failed(record: dict, lines: list[dict]) -> str:

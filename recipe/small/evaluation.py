@@ -15,10 +15,12 @@ from kit.statistics import bootstrap, pass_at_k
 from recipe.microrepo import MicroRepo, Session, Task
 from recipe.microrepo.environment import TextSession
 from recipe.small.agent import Language, hash_seed, one_row, play
+from recipe.small.behaviours import BEHAVIOURS, count_behaviours
 from recipe.small.data import heldout_codebase, task_stream
 from recipe.small.demonstrations import context
 from recipe.small.learner import language_of, load_checkpoint
 from recipe.small.settings import Recipe
+from recipe.small.transcripts import transcript_of
 from ref import cpt
 from ref.engine.decoder import Decoder, Generation
 from ref.engine.sampler import Sampler
@@ -50,8 +52,9 @@ def measure_policy(
     copy: bool = True,
 ) -> dict[str, Any]:
     """Per task and sample, [tasks, samples]: success, tokens (sampled by the policy), turns, invalid_calls,
-    finished, segments; and greedy [tasks]. Rollouts are chains of contexts; `model` is sampled in
-    `training.sampler_dtype`. `copy`: see `ref.engine.sampler.Sampler`."""
+    finished, segments; greedy [tasks]; and behaviours [tasks, behaviours, 2], the rollouts that did each and that
+    could have. Rollouts are chains of contexts; `model` is sampled in `training.sampler_dtype`. `copy`: see
+    `ref.engine.sampler.Sampler`."""
     n, r = config.evaluation.samples, config.rl
     limits = r.limits(context(language, config))
     sampler = Sampler(model, getattr(torch, config.training.sampler_dtype), copy=copy)
@@ -59,6 +62,7 @@ def measure_policy(
     episodes = play(sampler, language, tasks, n, limits, r.max_turns, generator, r.temperature, progress)
     greedy = play(sampler, language, tasks, 1, limits, r.max_turns, None, temperature=0.0)
     metrics = [e.metrics for e in episodes]
+    behaviours = [count_behaviours(e.task, transcript_of(e)) for e in episodes]
 
     def make_grid(values) -> np.ndarray:
         return np.array(list(values), dtype=float).reshape(len(tasks), n)
@@ -71,17 +75,22 @@ def measure_policy(
         "finished": make_grid(e.chain.finished for e in episodes),
         "segments": make_grid(len(e.chain.segments) for e in episodes),
         "greedy": np.array([e.metrics["tests"] for e in greedy]),
+        "behaviours": np.array([[counts[name] for name in BEHAVIOURS] for counts in behaviours], dtype=float)
+        .reshape(len(tasks), n, len(BEHAVIOURS), 2)
+        .sum(1),
         "depth": np.array([t.depth for t in tasks]),
+        "multi_hop": np.array([t.kind == "multi-hop" for t in tasks]),
         "example": [language.decode(one_row(e.chain).tokens.tolist()) for e in greedy[:8]],
     }
 
 
 def summarise(outcomes: dict[str, Any], resamples: int) -> dict:
-    """Means with bootstrap intervals over tasks; pass@k for every k; success by depth."""
+    """Means with bootstrap intervals over tasks; pass@k for every k; shares of behaviours among the rollouts in which
+    they were possible; success by depth, of each kind of task apart where there are several."""
     n = outcomes["success"].shape[1]
     solved_counts = outcomes["success"].sum(1)
     curve = [float(pass_at_k(solved_counts, n, k).mean()) for k in range(1, n + 1)]
-    out = {
+    out: dict[str, Any] = {
         name: bootstrap(outcomes[name].mean(1), n=resamples)
         for name in ("success", "tokens", "turns", "invalid_calls", "finished", "segments")
     }
@@ -90,16 +99,35 @@ def summarise(outcomes: dict[str, Any], resamples: int) -> dict:
         "greedy": bootstrap(outcomes["greedy"], n=resamples),
         "pass_at_k": curve,
     }
-    by_depth = {
-        str(d): {
-            "tasks": int((outcomes["depth"] == d).sum()),
-            "success": bootstrap(outcomes["success"][outcomes["depth"] == d].mean(1), n=resamples),
-            f"best_of_{n}": bootstrap(solved_counts[outcomes["depth"] == d] > 0, n=resamples),
-            "greedy": bootstrap(outcomes["greedy"][outcomes["depth"] == d], n=resamples),
-        }
-        for d in sorted(set(outcomes["depth"].tolist()))
+    out["behaviours"] = {
+        name: bootstrap(counts, _divide_sums, n=resamples) | {"rollouts": int(counts[:, 1].sum())}
+        for name, counts in zip(BEHAVIOURS, outcomes["behaviours"].swapaxes(0, 1), strict=True)
+        if counts[:, 1].any()
     }
-    return {**out, "by_depth": by_depth}
+
+    def group_by_depth(selected: np.ndarray) -> dict[str, dict]:
+        groups = {
+            str(d): selected & (outcomes["depth"] == d) for d in sorted(set(outcomes["depth"][selected].tolist()))
+        }
+        return {
+            depth: {
+                "tasks": int(group.sum()),
+                "success": bootstrap(outcomes["success"][group].mean(1), n=resamples),
+                f"best_of_{n}": bootstrap(solved_counts[group] > 0, n=resamples),
+                "greedy": bootstrap(outcomes["greedy"][group], n=resamples),
+            }
+            for depth, group in groups.items()
+        }
+
+    if len(set(outcomes["multi_hop"].tolist())) > 1:
+        kinds = {"composition": ~outcomes["multi_hop"], "multi-hop": outcomes["multi_hop"]}
+        out["by_kind"] = {kind: group_by_depth(group) for kind, group in kinds.items()}
+    return {**out, "by_depth": group_by_depth(np.ones(len(solved_counts), dtype=bool))}
+
+
+def _divide_sums(counts: np.ndarray) -> float:
+    """The share of rollouts that did something among those that could have, over [tasks, 2]."""
+    return float(counts[:, 0].sum() / max(counts[:, 1].sum(), 1.0))
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> dict:
@@ -111,7 +139,13 @@ def compare(before: dict[str, Any], after: dict[str, Any], resamples: int) -> di
     }
     pairs[f"best_of_{n}"] = after["success"].max(1) - before["success"].max(1)
     pairs["greedy"] = after["greedy"] - before["greedy"]
-    return {name: bootstrap(values, n=resamples) for name, values in pairs.items()}
+    counts = [part["behaviours"].swapaxes(0, 1) for part in (before, after)]
+    behaviours = {
+        name: bootstrap(np.hstack(pair), lambda c: _divide_sums(c[:, 2:]) - _divide_sums(c[:, :2]), n=resamples)
+        for name, *pair in zip(BEHAVIOURS, *counts, strict=True)
+        if all(part[:, 1].any() for part in pair)
+    }
+    return {name: bootstrap(values, n=resamples) for name, values in pairs.items()} | {"behaviours": behaviours}
 
 
 WAYS = {
@@ -241,6 +275,17 @@ def conclude(stage: Stage, config: Recipe, tasks: list[Task], parts: dict[str, d
             "before": summarise(before, e.resamples),
             "after": summarise(after, e.resamples),
             "difference": compare(before, after, e.resamples),
+            "outcomes": [
+                {
+                    "kind": task.kind,
+                    "depth": task.depth,
+                    **{
+                        moment: {"solved": int(part["success"][number].sum()), "greedy": int(part["greedy"][number])}
+                        for moment, part in parts.items()
+                    },
+                }
+                for number, task in enumerate(tasks)
+            ],
             "codebase": codebase,
             "examples": [
                 {"prompt": t.prompt, "depth": t.depth, "transcript": text, "success": bool(ok)}

@@ -14,7 +14,7 @@ import numpy as np
 from etude.explorer.provenance import facts, known_facts
 from etude.explorer.runs.lines import accumulate_tokens, how_far, json_object, metrics_in, services_in, speed_in
 from etude.ledger import figures
-from etude.report.record import as_triple, before_after, collect, evaluation_of, in_words, stages_of
+from etude.report.record import as_triple, before_after, best_of, collect, evaluation_of, in_words, stages_of
 from kit.disk import timings
 from kit.runs import flatten
 from kit.settings import RunError
@@ -109,13 +109,9 @@ def _read_recipe(name: str, folder: Path, config: dict, touched: float) -> RunDa
         record = json_object(folder / "report.json")  # a trimmed copy
     evaluation = evaluation_of(record)
     before, after = (evaluation.get(part) or {} for part in ("before", "after"))
-    best = f"best_of_{evaluation.get('samples', 8)}"
-    names = (("success", "sampled"), ("greedy", "greedy"), (best, best.replace("_", " ")))
+    names = (("success", "sampled"), ("greedy", "greedy"), best_of(evaluation))
     pairs = [(words, as_triple(before.get(key)), as_triple(after.get(key))) for key, words in names]
     stages, changes = _list_planned_stages(config), [(row[0], *row[-3:]) for row in before_after(record)]
-    if best != "best_of_8" and best in before | after:
-        difference = in_words((evaluation.get("difference") or {}).get(best), "{:+.3f}")
-        changes.append((best.replace("_", " "), in_words(before.get(best)), in_words(after.get(best)), difference))
     return RunData(
         name,
         folder,
