@@ -137,6 +137,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         tests=("tests/sims/test_best_of_k.py",),
     ),
     Experiment(
+        name="rejection",
+        title="RL against rejection fine-tuning on as many rollouts: which goes beyond the depths it saw?",
+        source="arXiv:2509.25123",
+        sim="sims/rejection/experiment.py",
+        tests=("tests/sims/test_rejection.py",),
+    ),
+    Experiment(
         name="length-penalty",
         title="the length penalty's curves, and agents trained with it on easy and hard tasks",
         source="§4.2, Fig. 6",
