@@ -37,7 +37,7 @@ demo: .venv/.has-core
 	$(BIN)/etude play
 
 small: .venv/.has-core
-	$(BIN)/etude run recipe --scale small --out runs/small $(if $(wildcard runs/small/config.json),--resume)
+	$(BIN)/etude run recipe --scale small --config examples/search.toml --out runs/small $(if $(wildcard runs/small/config.json),--resume)
 
 check: .venv/.has-test,dev
 	$(BIN)/ruff check -q .

@@ -217,7 +217,11 @@ def test_the_rollout_is_a_recorded_one():
 
 def test_a_row_for_each_measure_and_the_control():
     rows = front.gain().split("\n\n")[0].split("\n")[2:]
-    assert [row.split("|")[1].strip() for row in rows] == ["sampled", "greedy", "best of 8", "control"]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        *("greedy", "sampled", "best of 16"),
+        *("greedy, rejection fine-tuning", "sampled, rejection fine-tuning"),
+        *("greedy, control", "sampled, control", "best of 16, control"),
+    ]
 
 
 def test_the_verdicts_of_the_front_page_are_those_of_the_ledger():

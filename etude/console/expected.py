@@ -82,16 +82,16 @@ def find_previous(run: Run, ranks: Mapping[str, Any]) -> tuple[dict[str, float],
 
 def find_committed(run: Run) -> tuple[dict[str, float], str] | None:
     """The same of the committed record, with the machine that it names."""
-    is_figure = run.technique.startswith("figure ")
-    path = (
-        f"figures/{run.technique.partition(' ')[2]}.json"
-        if is_figure
-        else {"recipe": "examples/recipe/report.json"}.get(run.technique)
-    )
-    record = read(COMMITTED / path) if path else {}
-    if not has_same_settings(run.config, record.get("config")):
-        return None
-    return record["seconds"], f"as it took on {describe_machine(record['machine'])}, see results/{path}"
+    if run.technique == "recipe":
+        paths = ("recipe-small.json", "examples/recipe/report.json")
+    else:
+        kind, _, name = run.technique.partition(" ")
+        paths = (f"figures/{name}.json",) if kind == "figure" else ()
+    for path in paths:
+        record = read(COMMITTED / path)
+        if has_same_settings(run.config, record.get("config")):
+            return record["seconds"], f"as it took on {describe_machine(record['machine'])}, see results/{path}"
+    return None
 
 
 def describe_machine(box: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What RL gained over several seeds, compared with a control whose rewards carry no information.
 
-    etude run recipe --out runs/seed0 --seed 0          and 1, and 2
-    etude run recipe --out runs/shuffled0 --seed 0 --set rl.shuffle_rewards=true
+    etude run recipe --config examples/search.toml --out runs/seed0 --seed 0          and 1, and 2
+    etude run recipe --config examples/search.toml --out runs/shuffled0 --seed 0 --set rl.shuffle_rewards=true
     etude results runs/seed0 runs/seed1 runs/seed2 --control runs/shuffled0
 
 Evaluation tasks differ from seed to seed, and so do corpus order, weights, demonstrations and RL tasks: each seed
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.disk import read_json, read_lines, timings
+from kit.disk import describe_mismatch, read_json, read_lines, timings
+from kit.groups import bootstrap_groups
 from kit.plots import COLOURS, GREY, save
 from kit.process import machine
 from kit.settings import RunError
@@ -22,8 +23,8 @@ __all__ = ["gather", "picture", "table"]
 
 FIGURES = (
     ("success", "success, sampled"),
-    ("best_of_8", "best of 8"),
     ("greedy", "success, greedy"),
+    ("best", "best of {samples}"),
     ("tokens", "tokens per rollout"),
     ("turns", "turns"),
     ("invalid_calls", "invalid calls"),
@@ -32,24 +33,44 @@ FIGURES = (
 
 INTERVAL = dict.fromkeys(("value", "low", "high"), (int, float))
 CONFIG = {"config": {"seed": int, "rl": {"shuffle_rewards": bool}}}
-MEASURES = {name: INTERVAL for name, _ in FIGURES}
+MEASURES = {name: INTERVAL for name, _ in FIGURES if name != "best"}
+OUTCOME = {"kind": str, "depth": int, **dict.fromkeys(("before", "after"), {"solved": int, "greedy": int})}
 EVALUATION = {
-    "result": {**dict.fromkeys(("before", "after", "difference"), MEASURES), "tasks": int, "codebase": object}
+    "result": {
+        **dict.fromkeys(("before", "after", "difference"), MEASURES),
+        "tasks": int,
+        "samples": int,
+        "outcomes": [OUTCOME],
+        "codebase": object,
+    }
 }
-"""Shapes of what is read of a run. One with fewer rollouts than 8 of a task has no best of 8."""
+"""Shapes of what is read of a run."""
+SOLVED = {
+    "success": lambda outcome, samples: outcome["solved"] / samples,
+    "greedy": lambda outcome, samples: outcome["greedy"],
+    "best": lambda outcome, samples: outcome["solved"] > 0,
+}
+"""Measures that are 0 to 1 for each task, from its outcome and the number of samples."""
 
 
 def read(root: Path, shuffled: bool) -> dict:
     """The evaluation of a finished run. Raises RunError if the folder is not a finished run, or wrongly is (or is not)
     a control."""
     try:
-        config = read_json(root / "config.json", CONFIG)["config"]
+        record = read_json(root / "config.json", CONFIG)
+        config = record["config"]
         evaluation = read_json(root / "stages" / "eval.json", EVALUATION)["result"]
         decode = read_json(root / "stages" / "decode.json", {"result": dict})["result"]
     except (OSError, ValueError) as error:
         raise RunError(
             f"{root} is not a finished run of the recipe ({error}); pass folders of finished runs of `etude run recipe`"
         ) from None
+    samples = evaluation["samples"]
+    for part in ("before", "after", "difference"):
+        best = evaluation[part].get(f"best_of_{samples}")
+        if mismatch := describe_mismatch(best, INTERVAL):
+            raise RunError(f"{root}: {part}: best_of_{samples} of its evaluation is damaged: {mismatch}")
+        evaluation[part]["best"] = best
     if config["rl"]["shuffle_rewards"] != shuffled:
         kind = (
             "a control (rl.shuffle_rewards=true): pass it with --control"
@@ -70,9 +91,14 @@ def read(root: Path, shuffled: bool) -> dict:
         "after": evaluation["after"],
         "difference": evaluation["difference"],
         "tasks": evaluation["tasks"],
+        "samples": samples,
+        "outcomes": evaluation["outcomes"],
         "codebase": evaluation["codebase"],
         "decode": decode,
         "seconds": round(sum(line["seconds"] for line in finished), 1),
+        "stages": {line["stage"]: round(line["seconds"], 1) for line in finished},
+        "config": config,
+        "commit": (record.get("machine") or {}).get("commit"),
         "peak_memory_gib": max(
             (line["peak_memory_gib"] for line in finished if "peak_memory_gib" in line), default=None
         ),
@@ -80,12 +106,22 @@ def read(root: Path, shuffled: bool) -> dict:
 
 
 def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
-    """All runs and controls with their intervals, and mean ± standard deviation of every difference over the seeds."""
+    """All runs and controls with their intervals, and mean ± standard deviation of every difference over the seeds;
+    for success and best of n also an interval over seeds and tasks. Raises RunError if they differ in samples."""
     main, control = [read(Path(r), False) for r in runs], [read(Path(r), True) for r in controls]
+    if len({run["samples"] for run in [*main, *control]}) > 1:
+        raise RunError("the runs have different numbers of samples (evaluation.samples): their best of n differ")
+    first = (main or control)[0]
+    settings, seconds = first["config"], first["stages"]
+    for run in [*main, *control]:
+        del run["config"], run["stages"]
     return {
-        "command": "etude run recipe --scale small --seed SEED",
+        "command": "etude run recipe --scale small --config examples/search.toml --seed SEED",
         "control_command": "… --set rl.shuffle_rewards=true",
         "machine": machine(),
+        "samples": first["samples"],
+        "config": settings,
+        "seconds": seconds,
         "runs": main,
         "control": control,
         "over_seeds": {
@@ -94,9 +130,21 @@ def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
                 for part in ("before", "after", "difference")
                 for values in [[run[part][name]["value"] for run in main]]
             }
+            | ({"interval": over_seeds_and_tasks(main, name)} if name in SOLVED else {})
             for name, _ in FIGURES
         },
     }
+
+
+def over_seeds_and_tasks(runs: Sequence[dict], name: str) -> dict[str, float]:
+    """The mean difference with its interval: seeds are resampled, and within each of them its tasks. Of few seeds it is
+    too narrow, which the seeds' own values show."""
+    differences = [
+        [SOLVED[name](task["after"], run["samples"]) - SOLVED[name](task["before"], run["samples"]) for task in tasks]
+        for run in runs
+        for tasks in [run["outcomes"]]
+    ]
+    return bootstrap_groups(differences)
 
 
 def table(results: dict) -> str:
@@ -113,7 +161,8 @@ def table(results: dict) -> str:
         return f"{words}; {d['value']:+.{digits + 1}f} [{d['low']:+.{digits + 1}f}, {d['high']:+.{digits + 1}f}]"
 
     lines += [
-        f"| {title} | " + " | ".join(format_cell(run, name) for _, run in columns) + " |" for name, title in FIGURES
+        f"| {title.format(**results)} | " + " | ".join(format_cell(run, name) for _, run in columns) + " |"
+        for name, title in FIGURES
     ]
     return "\n".join(lines)
 
@@ -144,7 +193,7 @@ def picture(results: dict, path: Path) -> None:
                 v = run[moment][name]
                 bar = [[max(0.0, v["value"] - v["low"])], [max(0.0, v["high"] - v["value"])]]
                 right.errorbar(x + shift, v["value"], bar, fmt=marker, color=colour, markerfacecolor=face, markersize=5)
-    right.set_xticks(range(3), [title for _, title in FIGURES[:3]])
+    right.set_xticks(range(3), [title.format(**results) for _, title in FIGURES[:3]])
     right.set(ylim=(0, 1), xlim=(-0.5, 2.5))
     right.set_title("Held-out tasks: before (open) and after RL, 95% intervals", loc="left", fontsize=11)
     for axes in (left, right):

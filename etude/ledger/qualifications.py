@@ -16,6 +16,9 @@ LIMITS: dict[str, str] = {
     "best-of-k/best-of-4": "mere sharpening raises it, too",
     "best-of-k/best-of-16": "inconclusive in this world: before RL 16 rollouts solve nearly every task, so there is "
     "no headroom",
+    "rejection/greedy": "one round of sampling from the policy after SFT; references to follow are most of the tasks",
+    "rejection/deeper": "one round of sampling from the policy after SFT; five and six references, where RL had one to "
+    "four",
     "base-eval/tracking-parts": "two small models; scored by similarity, where Table 2 has a distance, lower is better",
     "async-rl/half-the-time": "faster, by less than the claimed factor",
     "async-rl/same-success": "less time; the interval leaves open how much less",

@@ -205,6 +205,12 @@ GRADIENT = (
         _in("best-of-k", "best-of-16"),
     ),
     Statement(
+        "rl-composes",
+        "arXiv:2509.25123",
+        "RL composes skills further than it was trained to; rejection fine-tuning on as many rollouts does less",
+        _in("rejection", "greedy", "deeper", "rejection"),
+    ),
+    Statement(
         "harder-upsampled",
         "§4.1",
         "in later stages, it helps to sample prompts with more turns and tokens more often",

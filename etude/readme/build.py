@@ -37,6 +37,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "recording": recording.block,
     "recipe": tables.recipe,
     "by-depth": tables.by_depth,
+    "behaviours": tables.behaviours,
     "perplexity": tables.perplexity,
     "decode": tables.decode,
     "bench": tables.bench,

@@ -14,8 +14,10 @@ from etude.plan import step as planning
 from etude.run import settings as full_settings
 from kit.disk import read_json, read_toml
 from kit.settings import RunError
+from recipe.small.behaviours import BEHAVIOURS
 
 __all__ = [
+    "behaviours",
     "bench",
     "by_depth",
     "crowded",
@@ -52,7 +54,7 @@ def recipe() -> str:
     lines = [gain.table(result), "", "| over the seeds | mean difference ± standard deviation |", "|---|---|"]
     for name, title in gain.FIGURES:
         change = result["over_seeds"][name]["difference"]
-        lines.append(f"| {title} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
+        lines.append(f"| {title.format(**result)} | {change['mean']:+.3f} ± {change['sd']:.3f} |")
     first, box = result["runs"][0], result["machine"]
     lines += [
         "",
@@ -64,18 +66,42 @@ def recipe() -> str:
 
 
 def by_depth() -> str:
-    """Success before → after RL by the files that have to be read, mean over the seeds."""
+    """Success before → after RL by kind of task and depth, over the tasks of all seeds."""
     (result,) = load_results("recipe-small.json")
-    lines = ["| helpers to read | sampled | best of 8 | greedy |", "|---|---|---|---|"]
-    for depth in result["runs"][0]["before"]["by_depth"]:
-        cells = []
-        for name in ("success", "best_of_8", "greedy"):
-            before, after = (
-                sum(run[phase]["by_depth"][depth][name]["value"] for run in result["runs"]) / len(result["runs"])
+    samples = result["samples"]
+    lines = [f"| task | depth | tasks | sampled | greedy | best of {samples} |", "|---" * 6 + "|"]
+    outcomes = [outcome for run in result["runs"] for outcome in run["outcomes"]]
+    groups = {(outcome["kind"], outcome["depth"]) for outcome in outcomes}
+    for kind, depth in sorted(groups, key=lambda group: (group[0] != "multi-hop", group[1])):
+        group = [outcome for outcome in outcomes if (outcome["kind"], outcome["depth"]) == (kind, depth)]
+        cells = [
+            " → ".join(
+                f"{statistics.mean(solved(outcome[phase], samples) for outcome in group):.2f}"
                 for phase in ("before", "after")
             )
-            cells.append(f"{before:.2f} → {after:.2f}")
-        lines.append(f"| {depth} | " + " | ".join(cells) + " |")
+            for solved in gain.SOLVED.values()
+        ]
+        lines.append(f"| {kind} | {depth} | {len(group)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def behaviours() -> str:
+    """Shares of rollouts that read, test and repair before → after RL, by seed."""
+    (result,) = load_results("recipe-small.json")
+    columns = [(f"seed {run['seed']}", run) for run in result["runs"]]
+    columns += [(f"control, seed {run['seed']}", run) for run in result["control"]]
+    lines = ["| of the rollouts that could | " + " | ".join(name for name, _ in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+
+    def format_share(share: dict | None) -> str:
+        return f"{share['value']:.2f} [{share['low']:.2f}, {share['high']:.2f}]" if share else "–"
+
+    for key, title in BEHAVIOURS.items():
+        cells = [
+            " → ".join(format_share(run[phase]["behaviours"].get(key)) for phase in ("before", "after"))
+            for _, run in columns
+        ]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

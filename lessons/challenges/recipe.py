@@ -1,6 +1,6 @@
 """Scorer of challenge 0: sampled success of an agent after RL with the reader's settings, within a budget of rollouts.
 
-The agent is that of the reader's own small run, as it was after SFT. The budget counts rollouts and not seconds, so
+The agent is that of the reader's own run on compositions, as it was after SFT. The budget counts rollouts and not seconds, so
 that the same seed gives the same score on a slow machine.
 """
 
@@ -29,7 +29,7 @@ from sims.policies import read_config
 __all__ = ["score"]
 
 ROLLOUTS, TASKS, SAMPLES = 3840, 150, 4
-RUN = Path("runs") / "small"
+RUN = Path("runs") / "compositions"
 """Where the agent comes from."""
 ALLOWED_SETTINGS = (
     "steps",

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from kit.disk import atomic_write, read_json
+from kit.groups import bootstrap_groups
 from kit.runs import Run
-from kit.statistics import bootstrap_groups
 from recipe.small.agent import hash_seed, play
 from recipe.small.data import task_stream
 from recipe.small.demonstrations import context

@@ -54,11 +54,7 @@ def test_an_agent_beside_itself_differs_in_nothing(one_core, ask, tmp_path, monk
     code, out, _ = ask(*words, "--json")
     found = json.loads(out)
     differences = [*found["difference"].pop("behaviours").values(), *found["difference"].values()]
-    assert (
-        code == 0
-        and len(parts) == 2
-        and all(value == {"value": 0, "low": 0, "high": 0} for value in differences)
-    )
+    assert code == 0 and len(parts) == 2 and all(value == {"value": 0, "low": 0, "high": 0} for value in differences)
     monkeypatch.setattr(evaluating, "evaluate_agent", lambda *how: parts.pop(0))
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = ask(*words)

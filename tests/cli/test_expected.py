@@ -144,6 +144,14 @@ def test_without_a_run_the_committed_record_names_its_machine(home, capsys, monk
     assert (
         said(capsys, technique="figure toy", config=Settings(rate=1.0)) == "" == said(capsys, technique="figure other")
     )
+    (home / "recipe-small.json").write_text(json.dumps(record))
+    (home / "examples" / "recipe").mkdir(parents=True)
+    (home / "examples" / "recipe" / "report.json").write_text(
+        json.dumps({**record, "config": {"rate": 1.0}, "seconds": {"rl": 3600.0 * 3}})
+    )
+    assert "2.2 h" in said(capsys, technique="recipe") and "recipe-small.json" in said(capsys, technique="recipe")
+    assert "3.0 h" in said(capsys, technique="recipe", config=Settings(rate=1.0))
+    assert said(capsys, technique="recipe", config=Settings(rate=2.0)) == ""
     finished(home / "runs" / "figure" / "toy", technique="figure toy")
     assert "on this machine" in said(capsys, technique="figure toy")
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kit.statistics import bootstrap, bootstrap_groups, share, student
+from kit.groups import bootstrap_groups
+from kit.statistics import bootstrap, share, student
 
 
 def test_bootstrap_covers_the_truth():

@@ -15,12 +15,17 @@ def interval(value, half=0.04):
 
 def finished_run(root: Path, seed: int, after: float, shuffled: bool = False) -> Path:
     """A run folder with as much in it as `gather` reads."""
-    figures = {name: 0.5 for name, _ in gain.FIGURES}
+    figures = {"best_of_8" if name == "best" else name: 0.5 for name, _ in gain.FIGURES}
+    before, solved = {"solved": 4, "greedy": 0}, {"solved": round(8 * after), "greedy": 1}
     result = {
         "before": {k: interval(v) for k, v in figures.items()},
         "after": {k: interval(after if k == "success" else v) for k, v in figures.items()},
         "difference": {k: interval(after - v if k == "success" else 0.0) for k, v in figures.items()},
         "tasks": 300,
+        "samples": 8,
+        "outcomes": [
+            {"kind": kind, "depth": 1, "before": before, "after": solved} for kind in ("multi-hop", "composition")
+        ],
         "codebase": [],
     }
     for folder in ("stages", "metrics"):
@@ -44,6 +49,9 @@ def test_mean_and_deviation_over_seeds(tmp_path):
     runs = [finished_run(tmp_path / str(s), s, after) for s, after in enumerate((0.6, 0.7, 0.8))]
     found = gain.gather(runs, [finished_run(tmp_path / "c", 0, 0.5, shuffled=True)])
     assert found["over_seeds"]["success"]["difference"] == pytest.approx({"mean": 0.2, "sd": 0.1})
+    assert found["over_seeds"]["greedy"]["interval"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    interval = found["over_seeds"]["success"]["interval"]
+    assert interval["low"] == 1 / 8 and interval["high"] == 2 / 8 and found["samples"] == 8
     assert [run["seed"] for run in found["runs"]] == [0, 1, 2] and len(found["control"]) == 1
     assert found["runs"][0]["seconds"] == 8.0 and found["runs"][0]["peak_memory_gib"] == 2.0
 
@@ -56,13 +64,24 @@ def test_table_has_a_column_a_run_and_the_control_last(tmp_path):
 
 
 def test_a_run_without_a_measure_is_named(tmp_path):
-    """A run with fewer than 8 rollouts of each task has no best of 8: it ended in a KeyError."""
+    """Without the best of its samples: it ended in a KeyError."""
     root = finished_run(tmp_path / "a", 0, 0.6)
     record = json.loads((root / "stages" / "eval.json").read_text())
     del record["result"]["after"]["best_of_8"]
     (root / "stages" / "eval.json").write_text(json.dumps(record))
-    with pytest.raises(RunError, match="is not a finished run of the recipe .*result: after: best_of_8: missing"):
+    with pytest.raises(RunError, match="after: best_of_8 of its evaluation is damaged: not a JSON object"):
         gain.gather([root], [])
+
+
+def test_runs_with_different_samples_are_not_compared(tmp_path):
+    roots = [finished_run(tmp_path / name, 0, 0.6) for name in "ab"]
+    record = json.loads((roots[1] / "stages" / "eval.json").read_text())
+    for moment in ("before", "after", "difference"):
+        record["result"][moment]["best_of_4"] = record["result"][moment]["best_of_8"]
+    record["result"]["samples"] = 4
+    (roots[1] / "stages" / "eval.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="different numbers of samples"):
+        gain.gather(roots, [])
 
 
 def test_one_seed_has_no_deviation(tmp_path):
