@@ -110,10 +110,11 @@ def gain() -> str:
         before, after, difference = (control[part][name]["value"] for part in ("before", "after", "difference"))
         rows.append(f"| {title}, control | {before:.2f} → {after:.2f} | {difference:+.2f} |")
     note = (
-        f"Means over {seeds} seeds, {tasks} held-out tasks each, with 95% intervals over seeds and tasks. The world is one "
-        "of search: docstrings refer to other files, and demonstrations often guess instead of reading them. [Rejection "
-        "fine-tuning](docs/claims.md#rejection-fine-tuning) continues SFT on those of as many rollouts that solve their "
-        "task; the control trains on shuffled rewards. [By depth, behaviours and all measures](docs/recipe.md)."
+        f"Means over {seeds} seeds, {tasks} held-out tasks each, with 95% intervals over seeds and tasks. The world is "
+        "one of search: docstrings refer to other files, and demonstrations often guess instead of reading them. "
+        "[Rejection fine-tuning](docs/claims.md#rejection-fine-tuning) continues SFT on those of as many rollouts that "
+        "solve their task; the control trains on shuffled rewards. [By depth, behaviours and all "
+        "measures](docs/recipe.md)."
     )
     return "\n".join([*rows, "", prose(note)])
 

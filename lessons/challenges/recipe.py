@@ -1,7 +1,7 @@
 """Scorer of challenge 0: sampled success of an agent after RL with the reader's settings, within a budget of rollouts.
 
-The agent is that of the reader's own run on compositions, as it was after SFT. The budget counts rollouts and not seconds, so
-that the same seed gives the same score on a slow machine.
+The agent is that of the reader's own run on compositions, as it was after SFT. The budget counts rollouts and not
+seconds, so that the same seed gives the same score on a slow machine.
 """
 
 from __future__ import annotations

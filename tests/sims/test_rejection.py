@@ -57,7 +57,7 @@ def test_without_deeper_tasks_nothing_is_shown_of_them():
 
 
 def test_only_contexts_of_solved_rollouts_are_kept(tiny_run, tmp_path, monkeypatch):
-    """A fake policy: every third rollout solves its task. What is kept are its contexts, with the agent's own tokens."""
+    """Every third rollout is said to solve its task. What is kept are its contexts, with the agent's own tokens."""
     recipe = read_config(tiny_run)
     real, seen = rejection.play, []
 
