@@ -8,7 +8,7 @@ import torch
 
 from etude.bench import decode, step
 from etude.bench import training as bench
-from kit.process import keep_freed_memory
+from kit.process import in_fresh_process, keep_freed_memory
 from kit.settings import RunError
 from ref.network import Transformer
 
@@ -85,10 +85,10 @@ def test_the_order_turns():
     assert "".join(seen) == "abcbcacababc"
 
 
-def test_kept_memory_is_used_again():
-    """After a large buffer is freed, the next one of its size takes its place, without new pages."""
+def count_page_faults(progress):
+    """Of three buffers of 64 MiB, each freed before the next and after a first one; None where memory is not kept."""
     if not keep_freed_memory():
-        return
+        return None
     import resource
 
     def faults():
@@ -97,7 +97,14 @@ def test_kept_memory_is_used_again():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     faults()
-    assert min(faults() for _ in range(3)) < 1000  # 64 MiB fresh from the kernel are 16384 pages of 4 KiB
+    return [faults() for _ in range(3)]
+
+
+def test_kept_memory_is_used_again():
+    """After a large buffer is freed, the next one of its size takes its place, without new pages. In a process of its
+    own: the heap of one that has run thousands of tests may have no place that is large enough."""
+    counts = in_fresh_process(count_page_faults, progress=lambda n: None, fresh=0)
+    assert counts is None or min(counts) < 1000  # 64 MiB fresh from the kernel are 16384 pages of 4 KiB
 
 
 def test_bench_explorer_times_every_slider_of_a_page(tmp_path, monkeypatch, capsys):

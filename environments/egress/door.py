@@ -131,7 +131,9 @@ class Door:
     def _describe_failure(self, error: Exception, deadline: Deadline) -> dict[str, object]:
         """What is written down where nothing goes in."""
         about = error.about if isinstance(error, Refused) else {}
-        if deadline.late:
+        # a socket waits as long as the deadline, and may be first; a timeout of the system's own has an errno
+        has_waited = isinstance(error, TimeoutError) and error.errno is None
+        if deadline.late or has_waited:
             return {**about, "verdict": "failed", "why": f"more than {self.rules.seconds:g} seconds", "status": 504}
         if isinstance(error, Refused):
             return {**about, "verdict": "refused", "why": error.reason, "status": error.status}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from environments.deadline import Deadline
 from environments.egress import upstream as egress
 from environments.egress.door import Door
 from environments.egress.rules import HEAD, Host, Refused, Rules, check_request
@@ -229,6 +230,15 @@ def test_a_slow_server_is_left(tmp_path, path):
     """Also one that says a little now and then, so that no single wait is long."""
     with answering() as (server, _), opened({"a.index": Host(server)}, tmp_path / "log", seconds=0.3) as (ask, address):
         assert ask(f"http://a.index/{path}")[0] == 504
+        (line,) = read_lines(tmp_path / "log")
+        assert (line["verdict"], line["status"], line["why"]) == ("failed", 504, "more than 0.3 seconds")
+
+
+def test_a_server_is_left_whichever_clock_is_first(tmp_path, monkeypatch):
+    """The socket's own timeout may come before the deadline: that was told as another failure, 502."""
+    monkeypatch.setattr("environments.egress.door.Deadline", lambda seconds: Deadline(60))
+    with answering() as (server, _), opened({"a.index": Host(server)}, tmp_path / "log", seconds=0.3) as (ask, _):
+        assert ask("http://a.index/silent")[0] == 504
         (line,) = read_lines(tmp_path / "log")
         assert (line["verdict"], line["status"], line["why"]) == ("failed", 504, "more than 0.3 seconds")
 
