@@ -277,7 +277,7 @@ for run in control:
 # * **Two kinds of spread.** The interval of one run, `[low, high]`, says how much another draw of *tasks* could change.
 #   `± between seeds` says how much another *repetition* would: another training, and other tasks too, because every
 #   seed draws its own
-#   200. The line of gains, seed by seed, shows how much of that the tasks alone can explain: all of it. What training
+#   200. The line of gains, seed by seed, shows how much of that the tasks alone can explain: most of it. What training
 #   adds, three seeds cannot say.
 #
 # And one number that no success rate shows:

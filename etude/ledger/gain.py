@@ -107,16 +107,24 @@ def read(root: Path, shuffled: bool) -> dict:
 
 def gather(runs: Sequence[Path], controls: Sequence[Path]) -> dict:
     """All runs and controls with their intervals, and mean ± standard deviation of every difference over the seeds;
-    for success and best of n also an interval over seeds and tasks. Raises RunError if they differ in samples."""
+    for success and best of n also an interval over seeds and tasks. Raises RunError if they differ in more settings
+    than the seed and `rl.shuffle_rewards`."""
     main, control = [read(Path(r), False) for r in runs], [read(Path(r), True) for r in controls]
     if len({run["samples"] for run in [*main, *control]}) > 1:
         raise RunError("the runs have different numbers of samples (evaluation.samples): their best of n differ")
     first = (main or control)[0]
     settings, seconds = first["config"], first["stages"]
+    for root, run in zip([*runs, *controls], [*main, *control], strict=True):
+        shared = {
+            "seed": settings["seed"],
+            "rl": {**run["config"]["rl"], "shuffle_rewards": settings["rl"]["shuffle_rewards"]},
+        }
+        if run["config"] | shared != settings:
+            raise RunError(f"{root} has other settings than the first run; compare runs that differ in the seed only")
     for run in [*main, *control]:
         del run["config"], run["stages"]
     return {
-        "command": "etude run recipe --scale small --config examples/search.toml --seed SEED",
+        "command": "etude run recipe --scale small --seed SEED, with the settings in config",
         "control_command": "… --set rl.shuffle_rewards=true",
         "machine": machine(),
         "samples": first["samples"],

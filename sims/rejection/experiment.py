@@ -6,7 +6,8 @@
 
 Rejection fine-tuning samples the policy after SFT on the tasks of RL, as many rollouts as RL used in all, keeps those
 that solve their task, and continues SFT on them with the settings of SFT. Both arms begin from the same weights, and
-play the same held-out tasks with the same random numbers. RL's arm is the run itself, whose evaluation is read.
+play the same held-out tasks with the same random numbers. RL's arm is the run itself, whose evaluation is read. Its
+tasks are of the same stream, of which RL leaves out easier ones in its second half (`rl.later`).
 
 What to look for: a rollout that is kept shows how a task was solved by chance, mostly the easier ones. Fine-tuning on
 it makes that likelier once; RL samples the policy anew after each step, so that what it has just learned is tried on

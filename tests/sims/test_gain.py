@@ -73,6 +73,15 @@ def test_a_run_without_a_measure_is_named(tmp_path):
         gain.gather([root], [])
 
 
+def test_runs_with_different_settings_are_not_averaged(tmp_path):
+    roots = [finished_run(tmp_path / name, seed, 0.6) for seed, name in enumerate("ab")]
+    record = json.loads((roots[1] / "config.json").read_text())
+    record["config"]["rl"]["lr"] = 0.1
+    (roots[1] / "config.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="b has other settings than the first run"):
+        gain.gather(roots, [])
+
+
 def test_runs_with_different_samples_are_not_compared(tmp_path):
     roots = [finished_run(tmp_path / name, 0, 0.6) for name in "ab"]
     record = json.loads((roots[1] / "stages" / "eval.json").read_text())
